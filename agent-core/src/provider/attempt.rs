@@ -1,0 +1,219 @@
+//! One attempt on this provider: its record, and what is only worth knowing while the agent lives.
+
+use gpunion_protocol::ids::AttemptRef;
+use gpunion_protocol::job::{AttemptState, Checkpoint, Image, PrepareStep, StopWhy};
+use gpunion_protocol::session::ToRelay;
+use gpunion_protocol::time::{BootMs, Millis, Now, WallMs};
+
+use super::checkpoint::Checkpoints;
+use super::effect::Operation;
+use super::event::OpId;
+use super::record::{AttemptRecord, Phase};
+
+/// Whether processes of the guest may exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// Its container was never started.
+    Unborn,
+    /// Started, or an earlier run of the agent may have started it.
+    MayLive,
+    Gone,
+}
+
+#[derive(Debug)]
+pub struct Attempt {
+    pub record: AttemptRecord,
+    pub(super) life: Life,
+    pub(super) checkpoints: Checkpoints,
+    pub(super) lease_until: Option<BootMs>,
+    /// A guest with egress that stopped itself when its lease ended.
+    pub(super) lease_over: bool,
+    pub(super) contacts_saved: BootMs,
+    /// Says that the guest's init is known to this run of the agent.
+    pub(super) attached: bool,
+    /// Its program has been begun: nothing can be said any more against beginning it.
+    pub(super) begun: bool,
+    pub note: Option<String>,
+    /// When the relay was told last how far its preparation is.
+    pub(super) progress_told: Option<BootMs>,
+    pub disk_used: Option<u64>,
+    pub processes: Option<u32>,
+    /// What goes on being tried to end it, and when next.
+    pub(super) next_kill: Option<BootMs>,
+    pub(super) kills: u32,
+    /// The second way killed processes of it.
+    pub(super) second_way: bool,
+    op: Option<(OpId, Operation)>,
+    retry_at: Option<BootMs>,
+    tries: u32,
+}
+
+impl Attempt {
+    pub(super) fn new(record: AttemptRecord, now: Now) -> Self {
+        let every = record.assignment.spec.checkpoint.every.0;
+        Self {
+            record,
+            life: Life::Unborn,
+            checkpoints: Checkpoints::new(now.boot + every),
+            lease_until: None,
+            lease_over: false,
+            contacts_saved: now.boot,
+            attached: false,
+            begun: false,
+            note: None,
+            progress_told: None,
+            disk_used: None,
+            processes: None,
+            next_kill: None,
+            kills: 0,
+            second_way: false,
+            op: None,
+            retry_at: None,
+            tries: 0,
+        }
+    }
+
+    /// After a restart: what was started may still live.
+    pub(super) fn loaded(record: AttemptRecord, now: Now) -> Self {
+        let mut attempt = Self::new(record, now);
+        attempt.life = match attempt.record.phase {
+            Phase::Pull | Phase::Stage | Phase::Create => Life::Unborn,
+            Phase::Start | Phase::Running | Phase::Finishing { .. } | Phase::Ending { .. } => Life::MayLive,
+            Phase::Over { .. } => Life::Gone,
+        };
+        if matches!(attempt.record.phase, Phase::Ending { .. }) {
+            attempt.next_kill = Some(now.boot);
+        }
+        attempt
+    }
+
+    pub fn name(&self) -> &AttemptRef {
+        &self.record.assignment.attempt
+    }
+
+    /// The container exists and its program may run.
+    pub fn may_live(&self) -> bool {
+        self.life == Life::MayLive
+    }
+
+    /// When the newest checkpoint of this attempt was accepted, and how long the job stood still.
+    pub fn last_checkpoint(&self) -> Option<(WallMs, Millis)> {
+        self.checkpoints.last
+    }
+
+    pub(super) fn begin_op(&mut self, op: OpId, what: Operation) {
+        self.op = Some((op, what));
+        self.retry_at = None;
+        if what == Operation::Start {
+            self.life = Life::MayLive;
+        }
+    }
+
+    /// This run of an operation is the one whose answer counts.
+    pub(super) fn is_op(&self, op: OpId) -> bool {
+        self.op.is_some_and(|(id, _)| id == op)
+    }
+
+    /// An answer of this run of an operation is waited for.
+    pub fn awaits(&self, op: OpId) -> bool {
+        self.is_op(op)
+    }
+
+    /// The step of the checkpoint that is under way, in words.
+    pub fn checkpoint_step(&self) -> Option<&'static str> {
+        self.checkpoints.step_word()
+    }
+
+    pub(super) fn op(&self) -> Option<Operation> {
+        self.op.map(|(_, what)| what)
+    }
+
+    /// Takes the running operation when this is its answer.
+    pub(super) fn take_op(&mut self, op: OpId) -> Option<Operation> {
+        let (_, what) = self.op.take_if(|(id, _)| *id == op)?;
+        Some(what)
+    }
+
+    pub(super) fn give_up_op(&mut self) {
+        self.op = None;
+        self.retry_at = None;
+        self.tries = 0;
+    }
+
+    pub(super) fn succeeded(&mut self) {
+        self.tries = 0;
+        self.retry_at = None;
+    }
+
+    /// Back-off of 1 s, doubling up to 30 s; returns how often it was tried.
+    pub(super) fn retry_later(&mut self, now: Now) -> u32 {
+        self.retry_at = Some(now.boot + Millis(1_000 << self.tries.min(5)).min(Millis::from_secs(30)));
+        self.tries += 1;
+        self.tries
+    }
+
+    pub(super) fn is_idle(&self, now: Now) -> bool {
+        self.op.is_none() && self.retry_at.is_none_or(|at| at <= now.boot)
+    }
+
+    pub(super) fn next_time(&self, may_operate: bool) -> Option<BootMs> {
+        let retry = self.retry_at.filter(|_| self.op.is_none() && may_operate && self.has_work());
+        let kill = self.next_kill.filter(|_| self.may_live());
+        let checkpoint = self.checkpoints.next_time(self, may_operate);
+        [retry, kill, checkpoint].into_iter().flatten().min()
+    }
+
+    /// Its phase is one in which an operation can bring it further.
+    fn has_work(&self) -> bool {
+        match &self.record.phase {
+            Phase::Pull | Phase::Stage | Phase::Create | Phase::Start | Phase::Running => true,
+            Phase::Finishing { .. } => !self.may_live(),
+            Phase::Ending { .. } => false,
+            Phase::Over { cleaned, .. } => !cleaned,
+        }
+    }
+
+    /// A checkpoint that is at the relay and not yet accepted.
+    pub(super) fn unpublished(&self) -> Option<&Checkpoint> {
+        self.checkpoints.unpublished()
+    }
+
+    /// Nobody answers it, so it goes along with whatever is said of the attempt.
+    pub(super) fn digest_to_tell(&self) -> Option<ToRelay> {
+        let Image::Registry { digest: Some(digest), .. } = &self.record.assignment.image else { return None };
+        let attempt = self.name().clone();
+        self.record.found_digest.then(|| ToRelay::ImageDigest { attempt, digest: digest.clone() })
+    }
+
+    pub(super) fn end_to_tell(&self) -> Option<ToRelay> {
+        match &self.record.phase {
+            Phase::Over { cause, result, told: false, .. } => {
+                Some(ToRelay::Ended { attempt: self.name().clone(), cause: cause.clone(), result: *result })
+            }
+            Phase::Over { told: true, .. }
+            | Phase::Pull
+            | Phase::Stage
+            | Phase::Create
+            | Phase::Start
+            | Phase::Running
+            | Phase::Finishing { .. }
+            | Phase::Ending { .. } => None,
+        }
+    }
+
+    pub fn state(&self) -> AttemptState {
+        match &self.record.phase {
+            Phase::Pull => AttemptState::Preparing { step: PrepareStep::Pull },
+            Phase::Stage | Phase::Create => AttemptState::Preparing { step: PrepareStep::Stage },
+            Phase::Start => AttemptState::Ready,
+            Phase::Running if self.checkpoints.stands_still() => {
+                AttemptState::Stopped { why: StopWhy::Checkpoint }
+            }
+            Phase::Running if self.lease_over => AttemptState::Stopped { why: StopWhy::LeaseOver },
+            Phase::Running => AttemptState::Running,
+            Phase::Finishing { .. } => AttemptState::Saving,
+            Phase::Ending { .. } => AttemptState::Stopped { why: StopWhy::Reclaim },
+            Phase::Over { cause, .. } => AttemptState::Ended { cause: cause.clone() },
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! What the owner asks of the provider half, each with its answer's way back.
+
+use gpunion_protocol::local::{ReclaimRequest, ShareRequest, ShareStatus};
+use gpunion_protocol::problem::Problem;
+use gpunion_protocol::receipt::{HistoryEntry, Receipt};
+use tokio::sync::oneshot;
+
+/// A reclaim is answered twice: at once that somebody acts on it, and by its receipt.
+#[derive(Debug)]
+pub struct ReclaimAnswers {
+    /// Not said when it is refused.
+    pub taken: oneshot::Sender<()>,
+    pub receipt: oneshot::Sender<Result<Receipt, Problem>>,
+}
+
+/// Sent over a bounded channel to the provider's driver.
+#[derive(Debug)]
+pub enum OwnerCall {
+    Share(ShareRequest, oneshot::Sender<Result<ShareStatus, Problem>>),
+    Reclaim(ReclaimRequest, ReclaimAnswers),
+    History(oneshot::Sender<Vec<HistoryEntry>>),
+}

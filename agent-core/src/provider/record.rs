@@ -1,0 +1,143 @@
+//! What the provider half keeps on disk. The same types are saved and loaded by the product and
+//! by the simulation.
+
+use std::collections::BTreeMap;
+
+use gpunion_protocol::egress::Contacts;
+use gpunion_protocol::guest::Exit;
+use gpunion_protocol::ids::{AttemptNo, AttemptRef, Epoch, GpuUuid, SnapshotId, Token};
+use gpunion_protocol::job::EndCause;
+use gpunion_protocol::local::{Caps, Wish};
+use gpunion_protocol::receipt::HistoryEntry;
+use gpunion_protocol::session::Assignment;
+use gpunion_protocol::time::WallMs;
+use serde::{Deserialize, Serialize};
+
+use crate::gpu::verify::{BeforeGuest, GuestTraces, ProcessId};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "record")]
+pub enum Record {
+    Wish(WishRecord),
+    Attempt(Box<AttemptRecord>),
+    History(Box<HistoryEntry>),
+}
+
+/// Where a record lies: kind and key.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(pub &'static str, pub String);
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    Put(Record),
+    Delete(Key),
+}
+
+impl Record {
+    pub fn key(&self) -> Key {
+        match self {
+            Self::Wish(_) => Key("wish", String::new()),
+            Self::Attempt(a) => Key("attempt", attempt_key(&a.assignment.attempt)),
+            Self::History(h) => Key("history", format!("{:020}-{}", h.until.0, attempt_key(&h.attempt))),
+        }
+    }
+}
+
+pub fn attempt_key(attempt: &AttemptRef) -> String {
+    format!("{}-{}-{}", attempt.job, attempt.token.epoch.0, attempt.token.attempt)
+}
+
+/// The attempt that has this key.
+pub fn attempt_of_key(key: &str) -> Option<AttemptRef> {
+    let mut parts = key.rsplitn(3, '-');
+    let (attempt, epoch, job) = (parts.next()?, parts.next()?, parts.next()?);
+    let token = Token { epoch: Epoch(epoch.parse().ok()?), attempt: AttemptNo(attempt.parse().ok()?) };
+    Some(AttemptRef { job: job.parse().ok()?, token })
+}
+
+/// What the owner wants; kept apart from what is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WishRecord {
+    pub machine: Wish,
+    pub gpus: BTreeMap<GpuUuid, Wish>,
+    pub caps: Caps,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AttemptRecord {
+    pub assignment: Assignment,
+    pub phase: Phase,
+    pub accepted: WallMs,
+    pub started: Option<WallMs>,
+    pub container: Option<String>,
+    pub process: Option<ProcessId>,
+    /// The image's digest was found here: the relay is to be told.
+    #[serde(default)]
+    pub found_digest: bool,
+    /// This device has left the attempt's group: nobody is to be told of it.
+    #[serde(default)]
+    pub orphaned: bool,
+    /// Its GPUs as they were before the guest came, and who was seen on them for it.
+    pub before: Vec<BeforeGuest>,
+    pub traces: GuestTraces,
+    /// The newest snapshot of this attempt that the relay has accepted.
+    pub published: Option<SnapshotId>,
+    /// What it contacted; absent for a guest without egress.
+    #[serde(default)]
+    pub contacts: Option<Contacts>,
+}
+
+/// How far an attempt has come, as far as it must survive a crash.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "phase")]
+pub enum Phase {
+    Pull,
+    Stage,
+    Create,
+    Start,
+    Running,
+    /// Init reported the program's exit; the workspace is being saved as the result.
+    Finishing {
+        exit: Exit,
+        memory_limit: bool,
+    },
+    /// It must end for a reason of ours; its processes may still live.
+    Ending {
+        cause: EndCause,
+    },
+    /// No process lives; `told`: the relay knows; `cleaned`: nothing of it is left on this machine.
+    Over {
+        cause: EndCause,
+        result: Option<SnapshotId>,
+        told: bool,
+        cleaned: bool,
+    },
+}
+
+impl Phase {
+    pub fn is_over(&self) -> bool {
+        matches!(self, Self::Over { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpunion_protocol::ids::JobId;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn an_attempt_is_known_by_its_key(time in 0u64..1 << 40, epoch: u64, number: u32) {
+            let token = Token { epoch: Epoch(epoch), attempt: AttemptNo(number) };
+            let attempt = AttemptRef { job: JobId::new(time, [7; 10]), token };
+            prop_assert_eq!(attempt_of_key(&attempt_key(&attempt)), Some(attempt));
+        }
+
+        #[test]
+        fn what_is_no_key_is_nobody_s(text in "\\PC{0,60}") {
+            prop_assert_eq!(attempt_of_key(&text), None);
+        }
+    }
+}

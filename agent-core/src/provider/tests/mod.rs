@@ -1,0 +1,11 @@
+//! Tests of the provider half through its one door: events in, effects and changes out.
+
+mod egress;
+mod flows;
+mod left;
+mod random;
+mod refused;
+mod restart;
+mod told;
+mod waiting;
+mod world;

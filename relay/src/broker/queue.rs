@@ -1,0 +1,265 @@
+//! The queue: who is tried first, and the placing itself. Fairness among members by recent use,
+//! then age of the job. Each waiting job is tried once in a pass, since room only shrinks in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpunion_protocol::ids::{AttemptNo, DeviceId, GpuUuid, JobId, MemberId, Token};
+use gpunion_protocol::job::{AttemptState, EndCause};
+use gpunion_protocol::time::Now;
+
+use super::Broker;
+use super::lease::Live;
+use super::placement::{Cap, Choice, Need, Room, RoomGpu, Standing, choices};
+use super::record::Attempt;
+use super::usage::weigh_held;
+use super::why::{Hint, why};
+
+/// So many providers are given a key ahead of need.
+const KEYS_ASKED: usize = 3;
+
+/// A job that no provider took in this pass.
+struct Unplaced {
+    job: JobId,
+    need: Need,
+    hint: Hint,
+}
+
+impl Broker {
+    /// Places what can be placed, asks for keys that are wanting, and says why the rest waits.
+    pub(super) fn place_waiting(&mut self, now: Now) {
+        self.retries.retain(|_, at| *at > now.boot);
+        let mut rooms = self.rooms(now);
+        let mut shares = self.shares(now);
+        let mut waiting = self.lines();
+        let settling = self.settling_until.is_some() && self.somebody_is_missing();
+        let mut unplaced = Vec::new();
+        let mut asked = BTreeSet::new();
+        while let Some(job) = take_next(&mut waiting, &shares) {
+            let Some(row) = self.jobs.get(&job) else { continue };
+            let (need, member) = (Need::of(&row.spec), row.member.clone());
+            if !row.keys.iter().any(|k| self.is_usable(&k.device)) {
+                self.hold(
+                    &job,
+                    "No device that is left has its key: cancel it and submit it again".to_owned(),
+                );
+                continue;
+            }
+            // A backup may not know who reaches outside for this job: whoever does has a lease that an
+            // earlier run of the relay gave.
+            if !need.egress.is_empty() && self.settling_until.is_some() {
+                unplaced.push(Unplaced { job, need, hint: Hint { leases_run: true, ..Hint::default() } });
+                continue;
+            }
+            let options = choices(&need, &rooms, |device| self.standing(&job, device));
+            let (keyless, mut ready): (Vec<Choice>, Vec<Choice>) =
+                options.into_iter().partition(|c| c.standing.keyless);
+            let better_without_key = ready.first().is_none_or(|c| c.standing.failures > 0);
+            if better_without_key {
+                let wanted = keyless.iter().take(KEYS_ASKED).map(|c| rooms[c.room].device.clone());
+                asked.extend(wanted.map(|device| (job.clone(), device)));
+            }
+            if ready.is_empty() {
+                let hint = self.hint(&job, &keyless, &rooms, settling);
+                unplaced.push(Unplaced { job, need, hint });
+                continue;
+            }
+            let choice = ready.swap_remove(0);
+            let gpus: Vec<GpuUuid> = choice.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+            rooms[choice.room].occupy(&gpus, &need);
+            let device = rooms[choice.room].device.clone();
+            self.place(&job, device, choice.gpus, now);
+            let share = shares.entry(member).or_default();
+            *share = share.saturating_add(weigh_held(gpus.len()));
+        }
+        self.ask_for_keys(asked, now);
+        self.explain(unplaced, &rooms);
+    }
+
+    /// Each member's waiting jobs, the oldest last.
+    fn lines(&self) -> BTreeMap<MemberId, Vec<(u64, JobId)>> {
+        let mut lines: BTreeMap<MemberId, Vec<(u64, JobId)>> = BTreeMap::new();
+        for id in self.open.iter().filter(|job| self.is_waiting(job)) {
+            if let Some(job) = self.jobs.get(id) {
+                lines.entry(job.member.clone()).or_default().push((job.number, id.clone()));
+            }
+        }
+        for line in lines.values_mut() {
+            line.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+        }
+        lines
+    }
+
+    fn place(&mut self, job: &JobId, device: DeviceId, gpus: Vec<RoomGpu>, now: Now) {
+        // The one whose lease ran out ends in the same step in which a newer one exists.
+        let before = self.newest(job).map(|attempt| (attempt.named(), attempt.state.is_ended()));
+        if let Some((lapsed, false)) = &before {
+            self.close(lapsed, EndCause::Lost, now);
+        }
+        let number = AttemptNo(before.map_or(0, |(named, _)| named.token.attempt.0).saturating_add(1));
+        let attempt = Attempt {
+            job: job.clone(),
+            token: Token { epoch: self.epoch, attempt: number },
+            device: device.clone(),
+            standin: gpus.iter().any(|gpu| gpu.standin),
+            gpus: gpus.into_iter().map(|gpu| gpu.uuid).collect(),
+            from: self.courses.get(job).and_then(|course| course.next_from()),
+            state: AttemptState::Reserved,
+            ran: false,
+            published: Vec::new(),
+            released: false,
+            placed: now.wall,
+            started: None,
+            ended: None,
+        };
+        let named = attempt.named();
+        let how = match (number.0, attempt.from) {
+            (1, _) => "",
+            (_, Some(_)) => ", going on from its checkpoint",
+            (_, None) => ", starting from its input",
+        };
+        let name = self.device_name(&device).unwrap_or("a provider");
+        let text = format!("Attempt {number} goes to {name}{how}");
+        self.note(job, text, now);
+        self.live.insert(named.clone(), Live::new(self.lease_end(now), now));
+        self.attempts.entry(job.clone()).or_default().insert(number, attempt);
+        self.touch(&named);
+        self.whys.remove(job);
+        self.retries.remove(job);
+        self.stirred.insert(job.clone());
+        self.group_changed = true;
+    }
+
+    /// Every device that ever told an offer in this run of the relay, as it stands now.
+    pub(super) fn rooms(&self, now: Now) -> Vec<Room> {
+        let mut rooms: Vec<Room> =
+            self.presence.keys().filter_map(|device| self.empty_room(device, now)).collect();
+        for named in self.live.keys() {
+            let (Some(attempt), Some(job)) =
+                (self.attempt(&named.job, named.token.attempt), self.jobs.get(&named.job))
+            else {
+                continue;
+            };
+            if let Some(room) = rooms.iter_mut().find(|room| room.device == attempt.device) {
+                room.occupy(&attempt.gpus, &Need::of(&job.spec));
+            }
+        }
+        rooms
+    }
+
+    fn empty_room(&self, id: &DeviceId, now: Now) -> Option<Room> {
+        let presence = self.presence.get(id)?;
+        let offer = presence.offer.as_ref()?;
+        let device = self.devices.get(id).filter(|d| !d.revoked)?;
+        let gpus = offer.gpus.iter().filter(|gpu| gpu.free_for_guests);
+        Some(Room {
+            device: id.clone(),
+            name: device.name.clone(),
+            here: presence.session.is_some() && presence.greeted && presence.fresh,
+            open: offer.open,
+            closed_because: offer.why.clone(),
+            gpus: gpus
+                .map(|gpu| RoomGpu {
+                    uuid: gpu.uuid.clone(),
+                    memory: gpu.memory,
+                    free: true,
+                    standin: gpu.standin,
+                })
+                .collect(),
+            cpus: Cap::of(offer.cpus),
+            memory: Cap::of(offer.memory.0),
+            disk: Cap::of(offer.disk.0),
+            time_left: presence.time_left(now),
+            egress: offer.egress.clone(),
+            blocked: presence.holds_unknown,
+        })
+    }
+
+    /// `None`: the job just failed to start there, and rests before it is tried there again.
+    fn standing(&self, job: &JobId, device: &DeviceId) -> Option<Standing> {
+        let failures = self.failures(job, device);
+        if failures > 0 && self.retries.contains_key(job) {
+            return None;
+        }
+        let keyless = self.jobs.get(job).is_none_or(|row| row.keys.iter().all(|k| k.device != *device));
+        let just_left = self.newest(job).is_some_and(|attempt| attempt.device == *device);
+        Some(Standing { keyless, failures, just_left })
+    }
+
+    /// Starts that failed there since the job's last checkpoint.
+    fn failures(&self, job: &JobId, device: &DeviceId) -> u32 {
+        let progress = self.courses.get(job).and_then(|c| c.chain.last()).map(|c| c.token);
+        let count = self
+            .attempts
+            .get(job)
+            .into_iter()
+            .flat_map(|all| all.values().rev())
+            .take_while(|attempt| progress.is_none_or(|token| attempt.token > token))
+            .filter(|attempt| attempt.device == *device && failed_to_start(&attempt.state))
+            .count();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    fn hint(&self, job: &JobId, keyless: &[Choice], rooms: &[Room], settling: bool) -> Hint {
+        let newest = self.newest(job);
+        let on = newest.and_then(|a| self.device_name(&a.device)).map(str::to_owned);
+        let unended = newest.is_some_and(|a| !a.state.is_ended());
+        Hint {
+            ahead: 0,
+            keyless: keyless.iter().map(|c| rooms[c.room].name.clone()).collect(),
+            key_lost: !self.has_a_holder(job),
+            resting: on.clone().filter(|_| !unended && self.retries.contains_key(job)),
+            settling,
+            silent: on.filter(|_| unended),
+            leases_run: false,
+        }
+    }
+
+    /// A device of the group has no session now.
+    fn somebody_is_missing(&self) -> bool {
+        let here = |id| self.presence.get(id).is_some_and(|presence| presence.session.is_some());
+        self.devices.iter().any(|(id, device)| !device.revoked && !here(id))
+    }
+
+    fn explain(&mut self, unplaced: Vec<Unplaced>, rooms: &[Room]) {
+        // Jobs before this one, by the set of providers that could hold them.
+        let mut before: BTreeMap<Vec<bool>, usize> = BTreeMap::new();
+        for Unplaced { job, need, mut hint } in unplaced {
+            let could: Vec<bool> = rooms.iter().map(|r| r.is_lending() && r.could_hold(&need)).collect();
+            hint.ahead = before
+                .iter()
+                .filter(|(other, _)| other.iter().zip(&could).any(|(a, b)| *a && *b))
+                .map(|(_, count)| count)
+                .sum();
+            let sentence = why(&need, rooms, &hint);
+            *before.entry(could).or_default() += 1;
+            if self.whys.get(&job) != Some(&sentence) {
+                self.whys.insert(job.clone(), sentence);
+                self.stirred.insert(job);
+            }
+        }
+    }
+}
+
+/// The oldest job of the member with the least share.
+fn take_next(
+    lines: &mut BTreeMap<MemberId, Vec<(u64, JobId)>>,
+    shares: &BTreeMap<MemberId, u64>,
+) -> Option<JobId> {
+    let first = lines.iter_mut().filter(|(_, line)| !line.is_empty()).min_by_key(|(member, line)| {
+        (shares.get(*member).copied().unwrap_or(0), line.last().map(|(number, _)| *number))
+    });
+    first.and_then(|(_, line)| line.pop()).map(|(_, job)| job)
+}
+
+fn failed_to_start(state: &AttemptState) -> bool {
+    match state {
+        AttemptState::Ended { cause: EndCause::CouldNotStart { .. } | EndCause::Broken { .. } } => true,
+        AttemptState::Ended { .. }
+        | AttemptState::Reserved
+        | AttemptState::Preparing { .. }
+        | AttemptState::Ready
+        | AttemptState::Running
+        | AttemptState::Stopped { .. }
+        | AttemptState::Saving => false,
+    }
+}

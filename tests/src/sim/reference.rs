@@ -1,0 +1,529 @@
+//! What must be true, written down from the design and from nothing else. It knows what the owners
+//! said, what reached the disks, and what was said to whom; it never asks a machine what it thinks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpunion_agent_core::provider::Provider;
+use gpunion_agent_core::provider::event::Event;
+use gpunion_agent_core::provider::word::Wanted;
+use gpunion_protocol::ids::{AttemptRef, GpuUuid, JobId, SnapshotId, Token};
+use gpunion_protocol::job::{AttemptState, EndCause};
+use gpunion_protocol::local::Wish;
+use gpunion_protocol::session::ToAgent;
+use gpunion_protocol::time::{Now, WallMs};
+use gpunion_relay::broker::record::{Attempt, Course, JobEnd};
+
+use super::program::{Content, Fate, Program, STUMBLED};
+
+/// Lease and margin by which the relay waits for one that vanished, less the clocks' drift.
+const LEASE_AND_MARGIN: u64 = 49_900;
+
+#[derive(Debug, Default)]
+pub(super) struct Reference {
+    owners: Vec<Seat>,
+    jobs: BTreeMap<JobId, Truth>,
+    /// What the relay did last to keep an attempt alive, world time.
+    contact: BTreeMap<AttemptRef, u64>,
+    relay_started: u64,
+    /// Somebody said what was not so of these jobs.
+    lied: BTreeSet<JobId>,
+}
+
+/// What one agent was told, and as much of it as is on its disk.
+#[derive(Debug)]
+struct Seat {
+    heard: Owner,
+    /// In a commit that is under way.
+    under_way: Option<Owner>,
+    kept: Owner,
+    /// Numbers the reclaims, also those that were forgotten in a crash.
+    reclaims: u64,
+}
+
+/// What an owner said last, per GPU; and how often each was taken back.
+#[derive(Debug, Default, Clone)]
+struct Owner {
+    machine: Said,
+    gpus: BTreeMap<GpuUuid, Said>,
+    generations: BTreeMap<GpuUuid, u64>,
+    all: u64,
+    accepted: BTreeMap<AttemptRef, Accepted>,
+    /// Generations that a verified receipt closed.
+    verified: BTreeMap<GpuUuid, u64>,
+}
+
+/// In which generation of its GPUs an attempt was taken.
+#[derive(Debug, Clone)]
+struct Accepted {
+    gpus: Vec<(GpuUuid, u64)>,
+    all: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Said {
+    lends: bool,
+    until: Option<WallMs>,
+}
+
+#[derive(Debug, Default, Clone)]
+struct Truth {
+    accepted: bool,
+    cancel_asked: bool,
+    held: bool,
+    end: Option<JobEnd>,
+    result: Option<SnapshotId>,
+    /// Everything ever accepted, in order.
+    chain: Vec<(Token, SnapshotId)>,
+    last: Vec<SnapshotId>,
+    doubted: Option<SnapshotId>,
+    attempts: BTreeMap<Token, Attempt>,
+}
+
+/// What the world knows of snapshots and programs.
+pub(super) struct Known<'a> {
+    pub(super) store: &'a BTreeMap<SnapshotId, Content>,
+    pub(super) program: &'a Program,
+}
+
+impl Reference {
+    pub(super) fn new_host(&mut self, gpus: Vec<GpuUuid>) {
+        let generations = gpus.into_iter().map(|gpu| (gpu, 1)).collect();
+        let kept = Owner { generations, all: 1, ..Owner::default() };
+        self.owners.push(Seat { heard: kept.clone(), under_way: None, kept, reclaims: 1 });
+    }
+
+    /// All that an agent has heard so far is in the commit that begins now.
+    pub(super) fn agent_commits(&mut self, host: usize) {
+        let seat = &mut self.owners[host];
+        seat.under_way = Some(seat.heard.clone());
+    }
+
+    /// It is on its disk.
+    pub(super) fn agent_committed(&mut self, host: usize) {
+        let seat = &mut self.owners[host];
+        if let Some(written) = seat.under_way.take() {
+            seat.kept = written;
+        }
+    }
+
+    /// What it had heard and not written down is gone.
+    pub(super) fn agent_died(&mut self, host: usize) {
+        let seat = &mut self.owners[host];
+        seat.under_way = None;
+        seat.heard = seat.kept.clone();
+    }
+
+    /// A step of an agent: its wish is its owner's, and it takes nothing against that.
+    pub(super) fn agent_heard(
+        &mut self,
+        host: usize,
+        event: &Event,
+        agent: &Provider,
+        now: Now,
+    ) -> Result<(), String> {
+        let Seat { heard: owner, reclaims, .. } = &mut self.owners[host];
+        match event {
+            Event::Share { request, .. } => {
+                if let Some(lends) = request.on {
+                    let said = Said { lends, until: request.until.filter(|_| lends) };
+                    owner.say(request.gpu.as_ref(), said);
+                }
+            }
+            Event::Reclaim { gpu, .. } => {
+                owner.say(gpu.as_ref(), Said::default());
+                *reclaims += 1;
+                owner.next_generation(gpu.as_ref(), *reclaims);
+            }
+            Event::ReclaimedByHand { word } => match &word.wanted {
+                Wanted::All => owner.say(None, Said::default()),
+                Wanted::These(gpus) => gpus.iter().for_each(|gpu| owner.say(Some(gpu), Said::default())),
+            },
+            Event::LinkUp { .. }
+            | Event::LinkDown { .. }
+            | Event::Relay(_)
+            | Event::GroupLeft
+            | Event::Engine(_)
+            | Event::Found(_)
+            | Event::Gpus(_)
+            | Event::Done { .. }
+            | Event::Init { .. }
+            | Event::GuestGone { .. }
+            | Event::Contacts { .. }
+            | Event::Progress { .. }
+            | Event::SecondWay { .. }
+            | Event::CannotBegin { .. }
+            | Event::Timeout => {}
+        }
+        owner.expire(now);
+        for gpu in owner.generations.keys() {
+            let (wished, does) = (owner.said(gpu).lends, matches!(agent.wish_of(gpu), Wish::Sharing { .. }));
+            if wished != does {
+                return Err(format!(
+                    "the owner's word for {gpu} is lend={wished}, the agent has lend={does}"
+                ));
+            }
+        }
+        // What an agent has forgotten it may take again, if it is lent then.
+        owner.accepted.retain(|name, _| agent.attempt(name).is_some());
+        for attempt in agent.attempts() {
+            let name = attempt.name();
+            if owner.accepted.contains_key(name) {
+                continue;
+            }
+            let gpus = &attempt.record.assignment.gpus;
+            if let Some(gpu) = gpus.iter().find(|gpu| !owner.said(gpu).lends) {
+                return Err(format!("{name} is taken on {gpu}, which is not lent"));
+            }
+            if gpus.is_empty() && !owner.lends_anything() {
+                return Err(format!("{name} is taken and nothing is lent"));
+            }
+            let generations = gpus.iter().map(|gpu| (gpu.clone(), owner.generation(gpu))).collect();
+            owner.accepted.insert(name.clone(), Accepted { gpus: generations, all: owner.all });
+        }
+        Ok(())
+    }
+
+    /// The number that the next reclaim of this agent will have.
+    pub(super) fn next_reclaim(&self, host: usize) -> u64 {
+        self.owners[host].reclaims + 1
+    }
+
+    /// The word of this reclaim is on the agent's disk, or a later one is.
+    pub(super) fn is_kept(&self, host: usize, gpu: Option<&GpuUuid>, number: u64) -> bool {
+        let kept = &self.owners[host].kept;
+        gpu.map_or(kept.all, |gpu| kept.generation(gpu)) >= number
+    }
+
+    pub(super) fn reclaimed_by_hand(&mut self, host: usize, gpu: Option<&GpuUuid>) {
+        let seat = &mut self.owners[host];
+        seat.reclaims += 1;
+        let reclaims = seat.reclaims;
+        seat.copies().for_each(|owner| owner.next_generation(gpu, reclaims));
+    }
+
+    /// Which reclaim of this GPU, or of all, was the last.
+    pub(super) fn generation(&self, host: usize, gpu: Option<&GpuUuid>) -> u64 {
+        let owner = &self.owners[host].heard;
+        gpu.map_or(owner.all, |gpu| owner.generation(gpu))
+    }
+
+    /// It was taken after the last reclaim that hits it.
+    pub(super) fn is_of_now(&self, host: usize, attempt: &AttemptRef) -> bool {
+        let owner = &self.owners[host].heard;
+        owner.accepted.get(attempt).is_some_and(|accepted| {
+            accepted.all == owner.all && accepted.gpus.iter().all(|(gpu, at)| owner.generation(gpu) == *at)
+        })
+    }
+
+    /// After a reclaim nothing starts on that GPU until the owner lends it again.
+    pub(super) fn may_start(&self, host: usize, attempt: &AttemptRef) -> Result<(), String> {
+        if self.is_of_now(host, attempt) { Ok(()) } else { Err("its GPU was reclaimed since".to_owned()) }
+    }
+
+    /// A start that was under way when the owner came may still happen, and is ended; but never
+    /// after a receipt that says verified.
+    pub(super) fn guest_started(&self, host: usize, attempt: &AttemptRef) -> Result<(), String> {
+        let owner = &self.owners[host].heard;
+        let Some(accepted) = owner.accepted.get(attempt) else {
+            return Err(format!("{attempt} starts and was never taken"));
+        };
+        let closed = accepted.gpus.iter().find(|(gpu, at)| owner.verified.get(gpu).is_some_and(|v| v > at));
+        match closed {
+            Some((gpu, _)) => Err(format!("{attempt} starts on {gpu} after a verified receipt for it")),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn receipt_verified(&mut self, host: usize, gpu: Option<&GpuUuid>) {
+        let seat = &mut self.owners[host];
+        let hit: Vec<(GpuUuid, u64)> = seat
+            .heard
+            .generations
+            .iter()
+            .filter(|(uuid, _)| gpu.is_none_or(|gpu| gpu == *uuid))
+            .map(|(uuid, generation)| (uuid.clone(), *generation))
+            .collect();
+        // A word that never reached the disk is forgotten with its agent, and its receipt said so.
+        for owner in seat.copies() {
+            let known = hit.iter().filter(|(uuid, generation)| owner.generation(uuid) == *generation);
+            let known: Vec<(GpuUuid, u64)> = known.cloned().collect();
+            owner.verified.extend(known);
+        }
+    }
+
+    /// What it knows of jobs, as a relay's disk does.
+    pub(super) fn jobs_alone(&self) -> Self {
+        Self { jobs: self.jobs.clone(), contact: self.contact.clone(), ..Self::default() }
+    }
+
+    /// The relay's disk is that of then.
+    pub(super) fn goes_back(&mut self, then: Self) {
+        self.jobs = then.jobs;
+        self.contact = then.contact;
+    }
+
+    pub(super) fn knows(&self, job: &JobId) -> bool {
+        self.jobs.get(job).is_some_and(|truth| truth.accepted)
+    }
+
+    pub(super) fn relay_started(&mut self, at: u64) {
+        self.relay_started = at;
+    }
+
+    pub(super) fn relay_said(&mut self, message: &ToAgent, at: u64) {
+        if let ToAgent::Renewed { counting, .. } = message {
+            self.contact.extend(counting.iter().map(|attempt| (attempt.clone(), at)));
+        }
+    }
+
+    /// What a provider says of a job is believed: the relay can't know better.
+    pub(super) fn lied_about(&mut self, job: &JobId) {
+        self.lied.insert(job.clone());
+    }
+
+    /// An attempt of the same job that was placed after this one.
+    pub(super) fn newer_than(&self, attempt: &AttemptRef) -> Option<Token> {
+        let truth = self.jobs.get(&attempt.job).filter(|_| !self.lied.contains(&attempt.job))?;
+        truth.attempts.keys().next_back().copied().filter(|newest| *newest > attempt.token)
+    }
+
+    pub(super) fn accepted(&mut self, job: &JobId) {
+        self.jobs.entry(job.clone()).or_default().accepted = true;
+    }
+
+    pub(super) fn cancel_asked(&mut self, job: &JobId) {
+        self.jobs.entry(job.clone()).or_default().cancel_asked = true;
+    }
+
+    pub(super) fn is_final(&self, job: &JobId) -> bool {
+        self.jobs.get(job).is_some_and(|truth| truth.end.is_some())
+    }
+
+    pub(super) fn is_held(&self, job: &JobId) -> bool {
+        self.jobs.get(job).is_some_and(|truth| truth.held)
+    }
+
+    pub(super) fn end(&self, job: &JobId) -> Option<&JobEnd> {
+        self.jobs.get(job)?.end.as_ref()
+    }
+
+    pub(super) fn attempts(&self) -> u64 {
+        self.jobs.values().map(|truth| truth.attempts.len() as u64).sum()
+    }
+
+    /// True when it is new. `was_final`: its job, before this commit.
+    pub(super) fn attempt_changed(
+        &mut self,
+        attempt: &Attempt,
+        at: u64,
+        was_final: bool,
+    ) -> Result<bool, String> {
+        let name = attempt.named();
+        let contact = self.contact.get(&name).copied().unwrap_or(0).max(self.relay_started);
+        let truth = self.jobs.entry(attempt.job.clone()).or_default();
+        if let Some(known) = truth.attempts.get_mut(&attempt.token) {
+            if known.state.is_ended() && !attempt.state.is_ended() {
+                return Err(format!("{name} had ended and is {:?}", attempt.state));
+            }
+            let lost = AttemptState::Ended { cause: EndCause::Lost };
+            let since = at.saturating_sub(contact);
+            if known.state != lost && attempt.state == lost && since < LEASE_AND_MARGIN {
+                return Err(format!("{name} is called lost {since} ms after the last contact"));
+            }
+            *known = attempt.clone();
+            return Ok(false);
+        }
+        if let Some((token, before)) = truth.attempts.last_key_value() {
+            if *token >= attempt.token {
+                return Err(format!("{name} has a token that is not newer than {token}"));
+            }
+            if !before.state.is_ended() {
+                return Err(format!("{name} is placed while {} counts", before.named()));
+            }
+        }
+        if was_final {
+            return Err(format!("{name} is placed for a job that is final"));
+        }
+        let newest = truth.last.iter().rev().find(|snapshot| truth.doubted != Some(**snapshot)).copied();
+        if attempt.from != newest {
+            return Err(format!("{name} goes on from {:?}, the newest is {newest:?}", attempt.from));
+        }
+        self.contact.insert(name, at);
+        truth.attempts.insert(attempt.token, attempt.clone());
+        Ok(true)
+    }
+
+    pub(super) fn course_changed(&mut self, course: &Course, known: &Known<'_>) -> Result<(), String> {
+        let truth = self.jobs.entry(course.job.clone()).or_default();
+        let lied = self.lied.contains(&course.job);
+        truth.doubted = course.doubted;
+        truth.held = course.held.is_some();
+        for checkpoint in &course.chain {
+            if truth.chain.iter().any(|(_, snapshot)| *snapshot == checkpoint.snapshot) {
+                continue;
+            }
+            truth.takes(checkpoint.token, checkpoint.snapshot, known, lied)?;
+        }
+        truth.last = course.chain.iter().map(|checkpoint| checkpoint.snapshot).collect();
+        if truth.end.is_some() && (truth.end != course.end || truth.result != course.result) {
+            return Err(format!("{} was final ({:?}) and is {:?}", course.job, truth.end, course.end));
+        }
+        truth.result = course.result;
+        if let (None, Some(end)) = (&truth.end, &course.end) {
+            if !lied {
+                truth.ends(end, known).map_err(|what| format!("{}: {what}", course.job))?;
+            }
+            truth.end = Some(end.clone());
+        }
+        Ok(())
+    }
+}
+
+impl Truth {
+    /// A checkpoint joins the chain.
+    fn takes(
+        &mut self,
+        token: Token,
+        snapshot: SnapshotId,
+        known: &Known<'_>,
+        lied: bool,
+    ) -> Result<(), String> {
+        let newest = self.attempts.keys().next_back().copied();
+        if newest != Some(token) {
+            return Err(format!("a checkpoint of {token} is taken while {newest:?} is the newest"));
+        }
+        if self.end.is_some() {
+            return Err(format!("a checkpoint of {token} is taken and the job is final"));
+        }
+        let content = known.store.get(&snapshot).ok_or("a checkpoint is taken that is not whole")?;
+        if lied {
+            self.chain.push((token, snapshot));
+            return Ok(());
+        }
+        if *content != known.program.undisturbed(content.steps) {
+            return Err(format!("a checkpoint of {token} holds what no undisturbed run has: {content:?}"));
+        }
+        let from = self.attempts.get(&token).and_then(|attempt| attempt.from);
+        let before = self.chain.iter().rev().find(|(of, _)| *of == token).map(|(_, snapshot)| *snapshot);
+        let before = before.or(from).and_then(|snapshot| known.store.get(&snapshot));
+        if before.is_some_and(|before| before.steps > content.steps) {
+            return Err(format!("a checkpoint of {token} goes back to step {}", content.steps));
+        }
+        self.chain.push((token, snapshot));
+        Ok(())
+    }
+
+    /// It goes on from a step that it can't read, and was tried before that; or had a checkpoint
+    /// of its own by then, after which its failure is the program's.
+    fn may_stumble(&self, known: &Known<'_>) -> bool {
+        let Fate::StumblesOver { at } = known.program.fate else { return false };
+        let bad = |attempt: &Attempt| {
+            attempt.from.and_then(|from| known.store.get(&from)).is_some_and(|content| content.steps == at)
+        };
+        let Some((token, last)) = self.attempts.iter().next_back() else { return false };
+        let published = self.chain.iter().any(|(of, _)| of == token);
+        let again = self.attempts.values().filter(|attempt| bad(attempt)).count() > 1;
+        bad(last) && (self.doubted.is_some() || again || published)
+    }
+
+    fn ends(&self, end: &JobEnd, known: &Known<'_>) -> Result<(), String> {
+        let program = known.program;
+        let wanted = match program.fate {
+            Fate::Finishes => None,
+            Fate::Exits { code, .. } => Some(EndCause::Exited { code }),
+            Fate::IsSignalled { signal, .. } => Some(EndCause::Signalled { signal }),
+            Fate::WantsTooMuchMemory { .. } => Some(EndCause::MemoryLimit),
+            // It may be through before anybody counts.
+            Fate::WantsTooMuchDisk { .. } if *end == JobEnd::Succeeded => None,
+            Fate::WantsTooMuchDisk { .. } => Some(EndCause::DiskLimit),
+            Fate::NeverStarts => Some(EndCause::Exited { code: 127 }),
+            // From the checkpoint before it, it gets further; when there is none, it is its end.
+            Fate::StumblesOver { .. } => None,
+            Fate::HasNoImage | Fate::HasNoInput => {
+                return match end {
+                    JobEnd::Cancelled if self.cancel_asked => Ok(()),
+                    JobEnd::Cancelled | JobEnd::Failed { .. } | JobEnd::Succeeded => {
+                        Err(format!("it ended with {end:?} and can't have run at all"))
+                    }
+                };
+            }
+        };
+        match end {
+            JobEnd::Cancelled if self.cancel_asked => Ok(()),
+            JobEnd::Cancelled => Err("it is cancelled and nobody asked for it".to_owned()),
+            JobEnd::Failed { cause } if wanted.as_ref() == Some(cause) => Ok(()),
+            JobEnd::Failed { cause: EndCause::Exited { code: STUMBLED } } if self.may_stumble(known) => {
+                Ok(())
+            }
+            JobEnd::Failed { cause } => Err(format!("it failed with {cause:?}; its program does {wanted:?}")),
+            JobEnd::Succeeded if wanted.is_some() => {
+                Err(format!("it succeeded; its program does {wanted:?}"))
+            }
+            JobEnd::Succeeded => {
+                let content = self.result.and_then(|result| known.store.get(&result));
+                let undisturbed = program.undisturbed(program.steps);
+                if content == Some(&undisturbed) {
+                    Ok(())
+                } else {
+                    Err(format!("its result is {content:?}, an undisturbed run has {undisturbed:?}"))
+                }
+            }
+        }
+    }
+}
+
+impl Seat {
+    fn copies(&mut self) -> impl Iterator<Item = &mut Owner> {
+        [&mut self.heard, &mut self.kept].into_iter().chain(self.under_way.as_mut())
+    }
+}
+
+impl Owner {
+    fn say(&mut self, gpu: Option<&GpuUuid>, said: Said) {
+        match gpu {
+            Some(gpu) => {
+                self.gpus.insert(gpu.clone(), said);
+            }
+            None => {
+                self.machine = said;
+                self.gpus.clear();
+            }
+        }
+    }
+
+    fn said(&self, gpu: &GpuUuid) -> Said {
+        self.gpus.get(gpu).copied().unwrap_or(self.machine)
+    }
+
+    fn lends_anything(&self) -> bool {
+        self.machine.lends || self.gpus.values().any(|said| said.lends)
+    }
+
+    fn expire(&mut self, now: Now) {
+        for said in std::iter::once(&mut self.machine).chain(self.gpus.values_mut()) {
+            if said.until.is_some_and(|until| until <= now.wall) {
+                *said = Said::default();
+            }
+        }
+    }
+
+    fn generation(&self, gpu: &GpuUuid) -> u64 {
+        self.generations.get(gpu).copied().unwrap_or(0)
+    }
+
+    fn next_generation(&mut self, gpu: Option<&GpuUuid>, next: u64) {
+        match gpu {
+            Some(gpu) => *self.generations.entry(gpu.clone()).or_default() = next,
+            None => {
+                self.all = next;
+                self.generations.values_mut().for_each(|generation| *generation = next);
+            }
+        }
+    }
+}
+
+/// Jobs that the relay accepted in its members' eyes and that are not final.
+pub(super) fn unfinished(reference: &Reference) -> BTreeSet<JobId> {
+    let open = reference.jobs.iter().filter(|(_, truth)| truth.accepted && truth.end.is_none());
+    open.map(|(job, _)| job.clone()).collect()
+}
