@@ -98,7 +98,7 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  gpunion share on                       all GPUs\n  gpunion share on --gpu GPU-8a… \
                             --until 18:00\n  gpunion share on --cpus 8 --memory '32 GiB'\n  gpunion share off                \
-                            takes no new jobs; the present one finishes\n  gpunion share status\n\nTo have a GPU back now: \
+                            jobs here save, leave, and go on elsewhere\n  gpunion share status\n\nTo have a GPU back now: \
                             gpunion reclaim"
     )]
     Share(Share),
@@ -364,6 +364,9 @@ pub(crate) struct Share {
     /// Most disk that all guests together may use, such as "100 GiB"
     #[arg(long, value_name = "SIZE")]
     pub(crate) disk: Option<Bytes>,
+    /// Most time that a job gets to save when sharing ends, such as "30 s"; 0 s ends it at once
+    #[arg(long, value_name = "TIME")]
+    pub(crate) grace: Option<Span>,
 }
 
 #[derive(Debug, clap::Args)]

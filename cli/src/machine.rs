@@ -27,7 +27,8 @@ use crate::show;
 
 pub(crate) async fn share(place: &Place, asked: Share, out: &Out) -> Result<ExitCode, Failure> {
     let api = Api::new(place)?;
-    let changes = asked.cpus.is_some() || asked.memory.is_some() || asked.disk.is_some();
+    let changes =
+        asked.cpus.is_some() || asked.memory.is_some() || asked.disk.is_some() || asked.grace.is_some();
     let on = match asked.switch {
         Switch::On => Some(true),
         Switch::Off => Some(false),
@@ -46,6 +47,7 @@ pub(crate) async fn share(place: &Place, asked: Share, out: &Out) -> Result<Exit
             cpus: asked.cpus,
             memory: asked.memory,
             disk: asked.disk,
+            grace: asked.grace,
         };
         api.post("/v1/share", &request).await?
     };
@@ -67,12 +69,14 @@ fn until(text: &str, now: &ZonedDateTime) -> Result<WallMs, Failure> {
 
 fn describe_share(share: &ShareStatus) -> String {
     let mut text = format!(
-        "{}: {}\nmost for all guests together: {} CPU, {} memory, {} disk\njobs may reach: {}\n",
+        "{}: {}\nmost for all guests together: {} CPU, {} memory, {} disk\nwhen sharing ends, a job gets \
+         {} to save at most, and moves\njobs may reach: {}\n",
         wish(&share.wish),
         show::clean(&share.why),
         share.caps.cpus,
         share.caps.memory,
         share.caps.disk,
+        share.grace,
         reach(&share.egress)
     );
     for (gpu, own) in &share.gpus {

@@ -15,7 +15,7 @@ use crate::job::AttemptState;
 use crate::receipt::Receipt;
 use crate::spec::JobSpec;
 use crate::time::WallMs;
-use crate::units::Bytes;
+use crate::units::{Bytes, Span};
 
 /// Everything a face shows of this machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -79,6 +79,12 @@ pub struct ShareStatus {
     /// GPUs whose wish differs from the machine's.
     pub gpus: BTreeMap<String, Wish>,
     pub caps: Caps,
+    /// The longest that a job gets to save when it must leave, whatever its spec asks for.
+    #[serde(default)]
+    pub grace: Span,
+    /// Guests that were told to leave and still run or are still being saved.
+    #[serde(default)]
+    pub leaving: u32,
     /// What guests may reach.
     #[serde(default)]
     pub egress: EgressRule,
@@ -141,7 +147,7 @@ pub struct GuestStatus {
 /// `POST /v1/share`
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ShareRequest {
-    /// Absent: only the caps change.
+    /// Absent: only the limits change.
     #[serde(default)]
     pub on: Option<bool>,
     #[serde(default)]
@@ -154,6 +160,8 @@ pub struct ShareRequest {
     pub memory: Option<Bytes>,
     #[serde(default)]
     pub disk: Option<Bytes>,
+    #[serde(default)]
+    pub grace: Option<Span>,
 }
 
 /// `POST /v1/reclaim`; the answer is the receipt.

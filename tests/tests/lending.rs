@@ -104,14 +104,15 @@ fn f49_an_owner_lends_by_the_gpu_and_the_wish_outlives_the_agent() {
     share(&pair.providers[0], &["on", "--gpu", TWO]);
     runs(&pair, &second);
 
-    // Off: what runs finishes, on its first attempt; what comes waits.
+    // Off: what runs saves, leaves and waits, as nobody else lends; what comes waits too.
     share(&pair.providers[0], &["off"]);
     let third = digits(&pair, "third", SLOW);
-    let now = pair.ada.job(&second).unwrap();
-    assert_eq!(now.state, JobState::Running, "off takes nothing away: {now:#?}");
     for id in [&first, &second] {
-        let job = pair.succeeds(id).unwrap();
-        assert_eq!(job.attempts.len(), 1, "{job:#?}");
+        let done = |job: &JobView| job.state.is_final() || matches!(job.state, JobState::Queued { .. });
+        let job = pair.ada.wait_job(id, "its leaving", PATIENCE, done).unwrap();
+        let finished = EndCause::Exited { code: 0 };
+        let ended = |cause: &EndCause| *cause == EndCause::Left || *cause == finished;
+        assert!(matches!(&job.attempts[0].state, AttemptState::Ended { cause } if ended(cause)), "{job:#?}");
     }
     let used: BTreeSet<GpuUuid> = [ONE, TWO].map(|uuid| GpuUuid(uuid.to_owned())).into();
     assert!(lent(&pair.providers[0]).is_empty(), "of {used:?} none is held any more");
@@ -120,6 +121,14 @@ fn f49_an_owner_lends_by_the_gpu_and_the_wish_outlives_the_agent() {
     pair.providers[0].start_agent().unwrap();
     let share = pair.providers[0].snapshot().unwrap().share;
     assert!(share.wish == Wish::NotSharing && share.gpus.is_empty() && !share.open, "{share:?}");
+    let second = pair.ada.job(&second).unwrap();
+    if !second.state.is_final() {
+        pair.ada.run(["cancel", second.id.as_str()]).unwrap().ok().unwrap();
+    }
+    let first = pair.ada.job(&first).unwrap();
+    if !first.state.is_final() {
+        pair.ada.run(["cancel", first.id.as_str()]).unwrap().ok().unwrap();
+    }
 
     // Cancelled while it waits, it never starts.
     pair.ada.run(["cancel", &third]).unwrap().ok().unwrap();

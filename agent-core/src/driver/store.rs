@@ -90,7 +90,6 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
 
     use gpunion_protocol::local::{Caps, Wish};
     use gpunion_protocol::units::Bytes;
@@ -100,7 +99,7 @@ mod tests {
 
     fn wish(machine: Wish) -> Record {
         let caps = Caps { cpus: 1, memory: Bytes(1), disk: Bytes(1) };
-        Record::Wish(WishRecord { machine, gpus: BTreeMap::new(), caps })
+        Record::Wish(WishRecord { machine, ..WishRecord::new(caps) })
     }
 
     #[test]

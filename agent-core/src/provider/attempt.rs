@@ -8,6 +8,7 @@ use gpunion_protocol::time::{BootMs, Millis, Now, WallMs};
 use super::checkpoint::Checkpoints;
 use super::effect::Operation;
 use super::event::OpId;
+use super::leave::Leave;
 use super::record::{AttemptRecord, Phase};
 
 /// Whether processes of the guest may exist.
@@ -25,6 +26,7 @@ pub struct Attempt {
     pub record: AttemptRecord,
     pub(super) life: Life,
     pub(super) checkpoints: Checkpoints,
+    pub(super) leave: Leave,
     pub(super) lease_until: Option<BootMs>,
     /// A guest with egress that stopped itself when its lease ended.
     pub(super) lease_over: bool,
@@ -55,6 +57,7 @@ impl Attempt {
             record,
             life: Life::Unborn,
             checkpoints: Checkpoints::new(now.boot + every),
+            leave: Leave::default(),
             lease_until: None,
             lease_over: false,
             contacts_saved: now.boot,
@@ -78,10 +81,14 @@ impl Attempt {
         let mut attempt = Self::new(record, now);
         attempt.life = match attempt.record.phase {
             Phase::Pull | Phase::Stage | Phase::Create => Life::Unborn,
-            Phase::Start | Phase::Running | Phase::Finishing { .. } | Phase::Ending { .. } => Life::MayLive,
+            Phase::Start
+            | Phase::Running
+            | Phase::Finishing { .. }
+            | Phase::Leaving { .. }
+            | Phase::Ending { .. } => Life::MayLive,
             Phase::Over { .. } => Life::Gone,
         };
-        if matches!(attempt.record.phase, Phase::Ending { .. }) {
+        if matches!(attempt.record.phase, Phase::Ending { .. } | Phase::Leaving { exited: false }) {
             attempt.next_kill = Some(now.boot);
         }
         attempt
@@ -160,7 +167,7 @@ impl Attempt {
         let retry = self.retry_at.filter(|_| self.op.is_none() && may_operate && self.has_work());
         let kill = self.next_kill.filter(|_| self.may_live());
         let checkpoint = self.checkpoints.next_time(self, may_operate);
-        [retry, kill, checkpoint].into_iter().flatten().min()
+        [retry, kill, checkpoint, self.leaves_by()].into_iter().flatten().min()
     }
 
     /// Its phase is one in which an operation can bring it further.
@@ -168,6 +175,7 @@ impl Attempt {
         match &self.record.phase {
             Phase::Pull | Phase::Stage | Phase::Create | Phase::Start | Phase::Running => true,
             Phase::Finishing { .. } => !self.may_live(),
+            Phase::Leaving { .. } => !self.may_live() && self.leave.operation().is_some(),
             Phase::Ending { .. } => false,
             Phase::Over { cleaned, .. } => !cleaned,
         }
@@ -175,7 +183,7 @@ impl Attempt {
 
     /// A checkpoint that is at the relay and not yet accepted.
     pub(super) fn unpublished(&self) -> Option<&Checkpoint> {
-        self.checkpoints.unpublished()
+        self.checkpoints.unpublished().or(self.leave.unpublished())
     }
 
     /// Nobody answers it, so it goes along with whatever is said of the attempt.
@@ -197,6 +205,7 @@ impl Attempt {
             | Phase::Start
             | Phase::Running
             | Phase::Finishing { .. }
+            | Phase::Leaving { .. }
             | Phase::Ending { .. } => None,
         }
     }
@@ -211,7 +220,7 @@ impl Attempt {
             }
             Phase::Running if self.lease_over => AttemptState::Stopped { why: StopWhy::LeaseOver },
             Phase::Running => AttemptState::Running,
-            Phase::Finishing { .. } => AttemptState::Saving,
+            Phase::Finishing { .. } | Phase::Leaving { .. } => AttemptState::Saving,
             Phase::Ending { .. } => AttemptState::Stopped { why: StopWhy::Reclaim },
             Phase::Over { cause, .. } => AttemptState::Ended { cause: cause.clone() },
         }

@@ -73,6 +73,22 @@ impl Checkpoints {
         self.saved_news = true;
     }
 
+    /// The next one is due at once.
+    pub(super) fn hurry(&mut self, now: BootMs) {
+        self.due = self.due.min(now);
+    }
+
+    /// How far a snapshot of a workspace that changed last then can be trusted.
+    pub(super) fn quality(&self, newest_change_ns: i64) -> Quality {
+        let quiet = self.saved_ns.is_some_and(|saved| saved >= newest_change_ns);
+        if quiet { Quality::Quiet } else { Quality::Running }
+    }
+
+    /// The relay has accepted one of the same content that is as good.
+    pub(super) fn is_known(&self, newest_change_ns: i64, quality: Quality) -> bool {
+        self.accepted.is_some_and(|(newest, had)| newest == newest_change_ns && had >= quality)
+    }
+
     pub(super) fn stands_still(&self) -> bool {
         match self.step {
             Step::Stopping { .. } | Step::PassTwo { .. } => true,
@@ -143,9 +159,10 @@ fn stop_max(attempt: &Attempt) -> Millis {
 impl Provider {
     pub(super) fn checkpoint_if_due(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
+        let ready_to_leave = attempt.is_told_to_leave() && attempt.is_ready_to_leave(now);
         let checkpoints = &mut attempt.checkpoints;
         let idle = matches!(checkpoints.step, Step::Idle);
-        if !idle || !attempt.attached || checkpoints.next_wanted() > now.boot {
+        if !idle || !attempt.attached || ready_to_leave || checkpoints.next_wanted() > now.boot {
             return;
         }
         checkpoints.step = Step::PassOne { round: 1, since: now.boot };
@@ -204,12 +221,8 @@ impl Provider {
     ) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         let checkpoints = &mut attempt.checkpoints;
-        let quiet = checkpoints.saved_ns.is_some_and(|saved| saved >= taken.newest_change_ns);
-        let quality = if quiet { Quality::Quiet } else { Quality::Running };
-        let no_news = checkpoints
-            .accepted
-            .is_some_and(|(newest, had)| newest == taken.newest_change_ns && had >= quality);
-        if no_news {
+        let quality = checkpoints.quality(taken.newest_change_ns);
+        if checkpoints.is_known(taken.newest_change_ns, quality) {
             self.checkpoint_rest(name, now);
             return;
         }

@@ -33,6 +33,10 @@ impl Provider {
         self.leave_vestiges(name, now);
         let Some(attempt) = self.attempts.get(name) else { return };
         match attempt.record.phase.clone() {
+            // Whoever ended it: what it wrote until then is there.
+            Phase::Running if attempt.is_told_to_leave() && !memory_limit => {
+                self.gone_to_leave(name, out);
+            }
             Phase::Start | Phase::Running => {
                 if self.checkpoint_dropped(name) || self.attempts.get(name).is_some_and(|a| a.op().is_some())
                 {
@@ -48,7 +52,12 @@ impl Provider {
                 self.over(name, cause, None, now, out);
             }
             Phase::Ending { cause } => self.over(name, cause, None, now, out),
-            Phase::Pull | Phase::Stage | Phase::Create | Phase::Finishing { .. } | Phase::Over { .. } => {}
+            Phase::Pull
+            | Phase::Stage
+            | Phase::Create
+            | Phase::Finishing { .. }
+            | Phase::Leaving { .. }
+            | Phase::Over { .. } => {}
         }
         self.reclaim_ended(name, now);
         self.advance(name, now, out);
@@ -65,7 +74,8 @@ impl Provider {
             | Phase::Create
             | Phase::Start
             | Phase::Running
-            | Phase::Finishing { .. } => {}
+            | Phase::Finishing { .. }
+            | Phase::Leaving { .. } => {}
         }
         if attempt.may_live() {
             attempt.kills = 1;
@@ -117,6 +127,7 @@ impl Provider {
                 | Phase::Start
                 | Phase::Running
                 | Phase::Finishing { .. }
+                | Phase::Leaving { .. }
                 | Phase::Ending { .. },
             ) => self.end(name, cause, now, out),
             None => out.push(ended(cause, None)),

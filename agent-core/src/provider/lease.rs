@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use gpunion_protocol::ids::{AttemptRef, Epoch};
 use gpunion_protocol::job::EndCause;
 use gpunion_protocol::session::{Terms, ToAgent, ToRelay};
-use gpunion_protocol::time::{BootMs, Millis, Now};
+use gpunion_protocol::time::{BootMs, Millis, Now, WallMs};
 
 use super::Provider;
 use super::effect::Effect;
@@ -29,6 +29,7 @@ pub(super) struct Link {
     seq: u64,
     /// When the machine last looked at the time at all.
     pub(super) looked: BootMs,
+    pub(super) looked_wall: WallMs,
 }
 
 impl Link {
@@ -62,6 +63,7 @@ impl Provider {
 
     pub(super) fn renew_if_due(&mut self, now: Now, out: &mut Vec<Effect>) {
         self.link.looked = now.boot;
+        self.link.looked_wall = now.wall;
         let (Some((terms, _)), Some(at)) = (self.link.up, self.link.next_renew) else { return };
         if now.boot < at {
             return;
@@ -123,9 +125,13 @@ impl Provider {
             ToAgent::Assign(assignment) => self.assigned(*assignment, now, out),
             ToAgent::Renewed { seq, counting, stale } => self.renewed(seq, &counting, &stale, now, out),
             ToAgent::End { attempt, cause } => self.told_to_end(&attempt, cause, now, out),
-            ToAgent::Published { attempt, snapshot } => self.published(&attempt, snapshot, now),
+            ToAgent::Published { attempt, snapshot } => {
+                self.published(&attempt, snapshot, now);
+                self.last_published(&attempt, snapshot, now, out);
+            }
             ToAgent::PublishRefused { attempt, snapshot, reason } => {
                 self.publish_refused(&attempt, snapshot, &reason, now, out);
+                self.last_refused(&attempt, snapshot, now, out);
             }
             ToAgent::EndSeen { attempt } => self.end_seen(&attempt, now, out),
             // Keys, logs and heartbeats are the driver's and the session's.

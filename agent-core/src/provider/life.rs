@@ -53,6 +53,7 @@ impl Provider {
             orphaned: false,
             traces: GuestTraces::default(),
             published: None,
+            told_to_leave: None,
             contacts: None,
         };
         self.attempts.insert(name.clone(), Attempt::new(record, now));
@@ -137,6 +138,11 @@ impl Provider {
                 Some(snapshot) => Operation::Upload { snapshot },
                 None => Operation::Whole,
             },
+            Phase::Leaving { .. } if may_live => return,
+            Phase::Leaving { .. } => match attempt.leave.operation() {
+                Some(operation) => operation,
+                None => return,
+            },
             Phase::Ending { .. } => return,
             Phase::Over { cleaned: false, .. } => Operation::Clean,
             Phase::Over { cleaned: true, .. } => return,
@@ -204,6 +210,7 @@ impl Provider {
                 out.push(Effect::Say { attempt: name.clone(), word: Word::Begin });
             }
             (Phase::Running, outcome) => self.checkpoint_step(name, outcome, now, out),
+            (Phase::Leaving { .. }, outcome) => self.leave_step(name, outcome, now, out),
             (Phase::Finishing { .. }, Outcome::Taken(taken)) => {
                 attempt.checkpoints.result_taken(taken.snapshot);
                 attempt.succeeded();
@@ -240,7 +247,7 @@ impl Provider {
         out: &mut Vec<Effect>,
     ) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
-        let (reason, final_) = match trouble {
+        let (reason, final_) = match trouble.clone() {
             Trouble::Away { why } => (why, false),
             Trouble::Refused { reason } => (reason, true),
         };
@@ -270,6 +277,12 @@ impl Provider {
                 if news {
                     self.tell_state(name, out);
                 }
+            }
+            Phase::Leaving { .. } => {
+                if news {
+                    self.tell_state(name, out);
+                }
+                self.leave_troubled(name, what, &trouble, now, out);
             }
             Phase::Ending { .. } | Phase::Over { .. } => {
                 attempt.retry_later(now);
@@ -309,7 +322,10 @@ impl Provider {
                     self.checkpoint_stopped(name, seq, out);
                 }
             }
-            FromInit::Saved { at_ns } => attempt.checkpoints.saved(at_ns),
+            FromInit::Saved { at_ns } => {
+                attempt.checkpoints.saved(at_ns);
+                attempt.leave.saved(at_ns, attempt.record.told_to_leave);
+            }
             FromInit::Usage { bytes, .. } => {
                 attempt.disk_used = Some(bytes);
                 if bytes > attempt.record.assignment.spec.resources.disk.0 {
@@ -332,6 +348,10 @@ impl Provider {
         match &attempt.record.phase {
             // The first Hello of a guest is the driver's sign that it started.
             Phase::Pull | Phase::Stage | Phase::Create | Phase::Start => {}
+            // Nothing has been computed yet, and it must go.
+            Phase::Running if !begun && attempt.is_told_to_leave() => {
+                self.end(name, EndCause::Left, now, out);
+            }
             Phase::Running if !begun => out.push(say(Word::Begin)),
             Phase::Running => {
                 out.push(say(Word::Adopt));
@@ -339,9 +359,16 @@ impl Provider {
                 if !attempt.checkpoints.stands_still() {
                     out.push(say(Word::Plain(ToInit::GoOn { seq })));
                 }
+                if attempt.is_told_to_leave() {
+                    self.say_leave(name, now, out);
+                }
             }
-            Phase::Finishing { .. } => out.push(say(Word::Plain(ToInit::ExitSeen))),
-            Phase::Ending { .. } | Phase::Over { .. } => out.push(say(Word::Plain(ToInit::End { seq }))),
+            Phase::Finishing { .. } | Phase::Leaving { exited: true } => {
+                out.push(say(Word::Plain(ToInit::ExitSeen)));
+            }
+            Phase::Leaving { exited: false } | Phase::Ending { .. } | Phase::Over { .. } => {
+                out.push(say(Word::Plain(ToInit::End { seq })))
+            }
         }
     }
 
@@ -359,6 +386,9 @@ impl Provider {
     }
 
     fn exited(&mut self, name: &AttemptRef, exit: Exit, memory_limit: bool, now: Now, out: &mut Vec<Effect>) {
+        if self.exited_to_leave(name, memory_limit, out) {
+            return self.advance(name, now, out);
+        }
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         match &attempt.record.phase {
             Phase::Start | Phase::Running => {
@@ -372,7 +402,7 @@ impl Provider {
                 self.set_phase(name, Phase::Finishing { exit, memory_limit }, out);
                 Self::say(name, ToInit::ExitSeen, out);
             }
-            Phase::Finishing { .. } => Self::say(name, ToInit::ExitSeen, out),
+            Phase::Finishing { .. } | Phase::Leaving { .. } => Self::say(name, ToInit::ExitSeen, out),
             Phase::Ending { .. } => {
                 let seq = self.new_seq();
                 Self::say(name, ToInit::End { seq }, out);
@@ -392,6 +422,7 @@ impl Provider {
         let names: Vec<AttemptRef> = self.attempts.keys().cloned().collect();
         for name in names {
             self.kill_if_due(&name, now, out);
+            self.leave_on_time(&name, now, out);
             self.checkpoint_on_time(&name, now, out);
             self.advance(&name, now, out);
             self.forget_if_done(&name);

@@ -18,6 +18,7 @@ mod checkpoint;
 mod egress;
 mod ending;
 mod lease;
+mod leave;
 mod life;
 mod reclaim;
 mod reconcile;
@@ -89,7 +90,7 @@ impl Provider {
     /// The machine as its records tell it. Nothing is known yet of engine, relay and GPUs.
     pub fn load(records: Vec<Record>, caps: Caps, now: Now) -> Self {
         let mut provider = Self {
-            wish: WishRecord { machine: Wish::NotSharing, gpus: BTreeMap::new(), caps },
+            wish: WishRecord::new(caps),
             attempts: BTreeMap::new(),
             history: Vec::new(),
             link: Link::default(),
@@ -137,7 +138,7 @@ impl Provider {
         self.age_gpus(now);
         self.adopt(&mut out);
         match event {
-            Event::Share { call, request } => self.share(call, request, &mut out),
+            Event::Share { call, request } => self.share(call, request, now, &mut out),
             Event::Reclaim { call, gpu } => self.reclaim(call, gpu, now, &mut out),
             Event::ReclaimedByHand { word } => self.reclaimed_by_hand(word, now, &mut out),
             Event::LinkUp { terms, epoch } => self.link_up(terms, epoch, now, &mut out),

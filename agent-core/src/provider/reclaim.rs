@@ -254,8 +254,8 @@ impl Provider {
         let seq = self.new_seq();
         let attempt = self.attempts.get_mut(name)?;
         if !attempt.may_live() {
-            // Nothing of it runs: a preparation, or a result being saved. The former ends.
-            if !matches!(attempt.record.phase, Phase::Finishing { .. }) {
+            // Nothing of it runs: a preparation, or a workspace being saved. The former ends.
+            if !matches!(attempt.record.phase, Phase::Finishing { .. } | Phase::Leaving { .. }) {
                 self.end(name, EndCause::Reclaimed, now, out);
             }
             return None;
@@ -271,8 +271,8 @@ impl Provider {
         };
         Self::say(name, ToInit::Stop { seq }, out);
         match attempt.record.phase {
-            // Its exit is known: only its init is left, and the result stays wanted.
-            Phase::Finishing { .. } | Phase::Ending { .. } => {}
+            // It is ending already: what it left in its workspace stays wanted.
+            Phase::Finishing { .. } | Phase::Leaving { .. } | Phase::Ending { .. } => {}
             Phase::Pull
             | Phase::Stage
             | Phase::Create

@@ -105,7 +105,11 @@ impl Provider {
             // Made by a run of ours that crashed before it could write the container's name down;
             // the operation that makes it finds it by its own name.
             Phase::Create => true,
-            Phase::Start | Phase::Running | Phase::Finishing { .. } | Phase::Ending { .. } => {
+            Phase::Start
+            | Phase::Running
+            | Phase::Finishing { .. }
+            | Phase::Leaving { .. }
+            | Phase::Ending { .. } => {
                 attempt.record.container.as_ref().is_none_or(|container| *container == one.container)
             }
             // The operation that cleans up takes it along.
@@ -119,10 +123,12 @@ impl Provider {
         if attempt.life != Life::MayLive || attempt.op() == Some(Operation::Start) {
             return;
         }
+        let is_to_end =
+            matches!(attempt.record.phase, Phase::Ending { .. } | Phase::Leaving { exited: false });
         // Its init is watched by this run of ours, which tells its end. The list is older than what
         // was done since it was asked for: it may not show what has just been started.
         if attempt.attached {
-            if matches!(attempt.record.phase, Phase::Ending { .. }) {
+            if is_to_end {
                 attempt.next_kill.get_or_insert(now.boot);
             }
             return;
@@ -136,7 +142,7 @@ impl Provider {
                 attempt.record.process = Some(process);
                 let container = one.container.clone();
                 out.push(Effect::Attach { attempt: name.clone(), container, process });
-                if matches!(attempt.record.phase, Phase::Ending { .. }) {
+                if is_to_end {
                     attempt.next_kill.get_or_insert(now.boot);
                 }
             }

@@ -10,7 +10,7 @@ use gpunion_protocol::job::EndCause;
 use gpunion_protocol::local::{Caps, Wish};
 use gpunion_protocol::receipt::HistoryEntry;
 use gpunion_protocol::session::Assignment;
-use gpunion_protocol::time::WallMs;
+use gpunion_protocol::time::{Millis, WallMs};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::verify::{BeforeGuest, GuestTraces, ProcessId};
@@ -61,6 +61,20 @@ pub struct WishRecord {
     pub machine: Wish,
     pub gpus: BTreeMap<GpuUuid, Wish>,
     pub caps: Caps,
+    /// The longest that a job which must leave is waited for, whatever its spec asks for.
+    #[serde(default = "WishRecord::grace")]
+    pub grace: Millis,
+}
+
+impl WishRecord {
+    /// What the owner wishes before saying anything: to lend nothing.
+    pub fn new(caps: Caps) -> Self {
+        Self { machine: Wish::NotSharing, gpus: BTreeMap::new(), caps, grace: Self::grace() }
+    }
+
+    fn grace() -> Millis {
+        Millis::from_secs(60)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -77,6 +91,9 @@ pub struct AttemptRecord {
     /// This device has left the attempt's group: nobody is to be told of it.
     #[serde(default)]
     pub orphaned: bool,
+    /// Since then it must leave; written before the program hears of it.
+    #[serde(default)]
+    pub told_to_leave: Option<WallMs>,
     /// Its GPUs as they were before the guest came, and who was seen on them for it.
     pub before: Vec<BeforeGuest>,
     pub traces: GuestTraces,
@@ -100,6 +117,11 @@ pub enum Phase {
     Finishing {
         exit: Exit,
         memory_limit: bool,
+    },
+    /// It was told to leave, and has ended (`exited`: by itself) or is being ended; what it left is
+    /// being saved as its last checkpoint.
+    Leaving {
+        exited: bool,
     },
     /// It must end for a reason of ours; its processes may still live.
     Ending {

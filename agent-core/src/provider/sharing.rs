@@ -10,14 +10,14 @@ use gpunion_protocol::offer::{Offer, OfferedGpu};
 use gpunion_protocol::problem::{Code, Problem};
 use gpunion_protocol::session::ToRelay;
 use gpunion_protocol::time::{BootMs, Millis, Now};
-use gpunion_protocol::units::Bytes;
+use gpunion_protocol::units::{Bytes, Span};
 
 use super::Provider;
 use super::effect::Effect;
 use super::event::{CallId, Engine};
 
 impl Provider {
-    pub(super) fn share(&mut self, call: CallId, request: ShareRequest, out: &mut Vec<Effect>) {
+    pub(super) fn share(&mut self, call: CallId, request: ShareRequest, now: Now, out: &mut Vec<Effect>) {
         let answer = match self.check_share(&request) {
             Err(problem) => Err(problem),
             Ok(()) => {
@@ -26,6 +26,7 @@ impl Provider {
                 }
                 self.apply_share(request);
                 self.save_wish();
+                self.whoever_must_leaves(now, out);
                 Ok(self.share_status())
             }
         };
@@ -60,6 +61,7 @@ impl Provider {
         caps.cpus = request.cpus.unwrap_or(caps.cpus);
         caps.memory = request.memory.unwrap_or(caps.memory);
         caps.disk = request.disk.unwrap_or(caps.disk);
+        self.wish.grace = request.grace.map_or(self.wish.grace, |grace| grace.0);
         let Some(on) = request.on else { return };
         let wish = if on { Wish::Sharing { until: request.until } } else { Wish::NotSharing };
         match request.gpu {
@@ -143,10 +145,18 @@ impl Provider {
                 }
             }
         });
+        let leaving = self.leaving();
+        let why = match leaving {
+            0 => why,
+            1 => format!("{why}. 1 guest is leaving"),
+            n => format!("{why}. {n} guests are leaving"),
+        };
         ShareStatus {
             wish: self.wish.machine,
             gpus: self.wish.gpus.iter().map(|(gpu, wish)| (gpu.0.clone(), *wish)).collect(),
             caps: self.wish.caps,
+            grace: Span(self.wish.grace),
+            leaving,
             egress: self.egress.clone(),
             open: self.is_open(),
             why,
@@ -203,9 +213,16 @@ impl Provider {
         ends.min()
     }
 
-    /// Wall time may jump, so it is looked at each half minute while a wish has an end.
+    /// Wall time may jump, so it is looked at each half minute while a wish has an end, and when the
+    /// end comes or the first guest must be told of it.
     pub(super) fn sharing_ends(&self) -> Option<BootMs> {
-        self.ends_at_wall().map(|_| self.link.looked + Millis::from_secs(30))
+        let end = self.ends_at_wall()?;
+        let seen = self.link.looked_wall.0;
+        let tells = self.attempts.values().map(|attempt| self.grace_of(attempt));
+        let times = tells.chain([Millis(0)]).map(|grace| end.saturating_sub(grace.0 as i64));
+        let next = times.filter(|at| *at > seen).map(|at| Millis(at.saturating_sub(seen) as u64)).min();
+        let wait = Millis::from_secs(30);
+        Some(self.link.looked + next.map_or(wait, |next| next.min(wait)))
     }
 }
 

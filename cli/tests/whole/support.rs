@@ -172,6 +172,8 @@ fn share() -> ShareStatus {
         open: false,
         why: "nothing is lent".to_owned(),
         egress: Default::default(),
+        grace: Default::default(),
+        leaving: 0,
     }
 }
 

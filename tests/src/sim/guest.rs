@@ -8,7 +8,7 @@ use gpunion_protocol::guest::{Exit, FromInit, ToInit};
 use gpunion_protocol::ids::AttemptRef;
 
 use super::machine::{End, Workspace};
-use super::program::{Fate, Next};
+use super::program::{Farewell, Fate, Next};
 use super::script::Small;
 use super::world::{Due, World};
 
@@ -136,6 +136,11 @@ impl World {
             }
             Word::Plain(ToInit::Deadline { at }) => self.deadline_told(host, attempt, at),
             Word::Plain(ToInit::End { .. }) => self.guest_ends(host, attempt),
+            Word::Plain(ToInit::Leave { .. }) => {
+                let process = guest.process;
+                let heeds = self.chance.mostly_short(1, 20_000);
+                self.after(heeds, Due::Heeds { host, attempt: attempt.clone(), process });
+            }
             Word::Plain(ToInit::ExitSeen) if guest.reported => self.guest_ends(host, attempt),
             Word::Adopt
             | Word::Plain(
@@ -143,7 +148,6 @@ impl World {
                 | ToInit::Begin(_)
                 | ToInit::Adopt { .. }
                 | ToInit::Signal { .. }
-                | ToInit::Leave { .. }
                 | ToInit::Ping { .. },
             ) => {}
         }
@@ -281,6 +285,26 @@ impl World {
                 self.plan_step(host, attempt);
             }
             Next::Exits { exit, memory_limit } => self.program_exits(host, attempt, exit, memory_limit),
+        }
+    }
+
+    /// Its program has seen that it must leave. One that stands still sees it when it goes on.
+    pub(super) fn heeds(&mut self, host: usize, attempt: &AttemptRef, process: ProcessId) {
+        let Some(program) = self.program(attempt) else { return };
+        let changed_ns = self.hosts[host].machine.changed_ns(self.at);
+        let guest = self.hosts[host].machine.guest_mut(attempt).filter(|guest| guest.process == process);
+        let Some(guest) = guest.filter(|guest| guest.begun && guest.end.is_none()) else { return };
+        if !guest.runs() {
+            return self.after(500, Due::Heeds { host, attempt: attempt.clone(), process });
+        }
+        match program.farewell {
+            Farewell::Ignores => {}
+            // What it has computed since its last step is not saved, and is lost.
+            Farewell::Saves => {
+                guest.saved_ns = Some(changed_ns);
+                self.init_says(host, attempt, FromInit::Saved { at_ns: changed_ns });
+            }
+            Farewell::Ends(exit) => self.program_exits(host, attempt, exit, false),
         }
     }
 

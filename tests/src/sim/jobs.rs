@@ -1,6 +1,7 @@
 //! The members: who submits jobs and cancels them, and asks again until they are answered.
 
 use gpunion_protocol::egress::EgressRule;
+use gpunion_protocol::guest::Exit;
 use gpunion_protocol::http::Submit;
 use gpunion_protocol::ids::{AttemptRef, DeviceId, JobId, MemberId};
 use gpunion_protocol::job::{Blob, Image, WrappedKey};
@@ -11,7 +12,7 @@ use gpunion_relay::broker::{Digest, Event as ToBroker, Key, Reply};
 
 use super::chance::{Chance, Stream};
 use super::machine::GIB;
-use super::program::{Fate, Program};
+use super::program::{Farewell, Fate, Program};
 use super::script::{Part, Small};
 use super::world::{Due, World};
 
@@ -62,7 +63,7 @@ impl World {
     fn new_job(&mut self) -> usize {
         let number = self.jobs.len();
         let id = JobId::new(self.at, self.chance.bytes());
-        let program = self.new_program();
+        let mut program = self.new_program();
         let most = self.hosts.iter().map(|h| h.machine.gpus.len() as u32).max().unwrap_or(1);
         let mut spec = JobSpec::of_image("digits:latest");
         spec.name = format!("job-{number}");
@@ -88,6 +89,8 @@ impl World {
         let host = self.chance.index(self.hosts.len());
         let member = self.hosts[host].member.clone();
         let keys = self.some_keys(&member);
+        program.farewell = self.farewell();
+        spec.checkpoint.grace = Span(Millis(self.chance.mostly_short(0, 120_000)));
         let image = Image::Registry { reference: "digits:latest".to_owned(), digest: None };
         let submit = Submit {
             job: id.clone(),
@@ -176,6 +179,17 @@ impl World {
             pace: self.chance.between(500, 15_000),
             says_saved: self.chance.coin(),
             fate,
+            farewell: Farewell::Ignores,
+        }
+    }
+
+    fn farewell(&mut self) -> Farewell {
+        match self.chance.between(0, 9) {
+            0..=2 => Farewell::Ignores,
+            3..=6 => Farewell::Saves,
+            7 => Farewell::Ends(Exit::Signal { signal: 15 }),
+            8 => Farewell::Ends(Exit::Code { code: 0 }),
+            _ => Farewell::Ends(Exit::Code { code: 1 }),
         }
     }
 

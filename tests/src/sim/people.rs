@@ -1,6 +1,8 @@
 //! The owners: who lend, take back and lend again.
 
+use gpunion_agent_core::provider::Provider;
 use gpunion_agent_core::provider::event::{CallId, Event};
+use gpunion_agent_core::provider::record::Phase;
 use gpunion_agent_core::provider::word::{ReclaimWord, Wanted};
 use gpunion_protocol::egress::EgressRule;
 use gpunion_protocol::http::Role;
@@ -18,6 +20,10 @@ use super::clock::Clock;
 use super::machine::{GIB, Gpu, Machine};
 use super::world::{Due, World};
 
+/// The longest grace that an owner gives, as nobody here says otherwise, milliseconds.
+const GRACE: u64 = 60_000;
+/// What it may take to end a guest whose init is deaf and whose engine is silent.
+const STUBBORN: u64 = 60_000;
 /// A reclaim has ended every guest that it can reach after so long, milliseconds.
 const ENDED_WITHIN: u64 = 5_000;
 
@@ -101,8 +107,48 @@ impl World {
                 let request = ShareRequest { on: Some(on), gpu, until, ..ShareRequest::default() };
                 let call = seat.call();
                 self.agent(host, Event::Share { call, request });
+                if !on {
+                    self.leaves_from_now(host);
+                }
             }
             Owner::Reclaim { gpu } => self.owner_reclaims(host, gpu),
+        }
+    }
+
+    /// Whoever uses what is not lent any more must be gone when the longest grace is over, whatever
+    /// its program does.
+    fn leaves_from_now(&mut self, host: usize) {
+        let seat = &self.hosts[host];
+        if !self.answers(host) {
+            return;
+        }
+        let lent = |gpus: &[GpuUuid]| gpus.iter().all(|gpu| self.reference.lends(host, gpu));
+        let living = seat.machine.living().filter(|(_, c, guest)| guest.begun && !lent(&c.gpus));
+        let attempts: Vec<AttemptRef> = living.map(|(attempt, ..)| attempt.clone()).collect();
+        let (run, slept) = (seat.run, seat.slept);
+        if !attempts.is_empty() {
+            self.stats.told_to_leave += attempts.len() as u64;
+            self.after(GRACE + STUBBORN, Due::LeaveLooks { host, run, slept, attempts });
+        }
+    }
+
+    pub(super) fn leave_looks(&mut self, host: usize, run: u64, slept: u64, attempts: Vec<AttemptRef>) {
+        let seat = &self.hosts[host];
+        // An agent that is started anew counts a whole grace again.
+        if seat.run != run || seat.slept != slept || !seat.is_current(run) {
+            return;
+        }
+        if seat.hung_until > self.at {
+            let at = seat.hung_until + STUBBORN;
+            return self.at_time(at, Due::LeaveLooks { host, run, slept, attempts });
+        }
+        let finishes = |attempt| seat.agent.as_ref().is_some_and(|agent| is_finishing(agent, attempt));
+        let left = attempts.iter().find(|attempt| {
+            seat.machine.guest(attempt).is_some_and(|guest| guest.begun) && !finishes(attempt)
+        });
+        if let Some(attempt) = left {
+            let what = format!("{attempt} lives on {host} after its owner's longest grace");
+            self.fail(what);
         }
     }
 
@@ -218,4 +264,9 @@ impl World {
         }
         self.reference.receipt_verified(host, gpu.as_ref());
     }
+}
+
+/// Its program has ended, and its init waits to be told that this is known.
+fn is_finishing(agent: &Provider, attempt: &AttemptRef) -> bool {
+    agent.attempt(attempt).is_some_and(|attempt| matches!(attempt.record.phase, Phase::Finishing { .. }))
 }

@@ -40,6 +40,16 @@ pub(super) enum Fate {
     HasNoInput,
 }
 
+/// What the program does when it is told that it must leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Farewell {
+    /// It computes on.
+    Ignores,
+    Saves,
+    /// It ends as if it had done what it had to do.
+    Ends(Exit),
+}
+
 /// How a program fails that can't read its own checkpoint.
 pub(super) const STUMBLED: i32 = 5;
 
@@ -52,6 +62,7 @@ pub(super) struct Program {
     pub(super) pace: u64,
     pub(super) says_saved: bool,
     pub(super) fate: Fate,
+    pub(super) farewell: Farewell,
 }
 
 /// What happens when a program has come so far.

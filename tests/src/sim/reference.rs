@@ -183,6 +183,11 @@ impl Reference {
         Ok(())
     }
 
+    /// The owner's last word about this GPU is to lend it.
+    pub(super) fn lends(&self, host: usize, gpu: &GpuUuid) -> bool {
+        self.owners[host].heard.said(gpu).lends
+    }
+
     /// The number that the next reclaim of this agent will have.
     pub(super) fn next_reclaim(&self, host: usize) -> u64 {
         self.owners[host].reclaims + 1

@@ -54,6 +54,8 @@ pub struct Stats {
     pub hangs: u64,
     pub ambushes: u64,
     pub leavings: u64,
+    /// Guests whose owner stopped lending under them.
+    pub told_to_leave: u64,
     pub revoked: u64,
     /// Guests with egress that stood still because their lease was over.
     pub leases_over: u64,
@@ -132,6 +134,7 @@ impl Stats {
             hangs,
             ambushes,
             leavings,
+            told_to_leave,
             revoked,
             leases_over,
             commits_failed,
@@ -168,6 +171,7 @@ impl Stats {
         self.hangs += hangs;
         self.ambushes += ambushes;
         self.leavings += leavings;
+        self.told_to_leave += told_to_leave;
         self.revoked += revoked;
         self.leases_over += leases_over;
         self.commits_failed += commits_failed;

@@ -52,6 +52,8 @@ impl World {
             | Due::Deadline { host, .. }
             | Due::InitSays { host, .. }
             | Due::Cleared { host, .. }
+            | Due::Heeds { host, .. }
+            | Due::LeaveLooks { host, .. }
             | Due::OwnerLeaves { host }
             | Due::Joins { host }
             | Due::InitHears { host, .. }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use gpunion_agent_core::gpu::verify::ProcessId;
 use gpunion_agent_core::provider::effect::Operation;
 use gpunion_agent_core::provider::event::{Event as AgentEvent, Inventory, OpId};
 use gpunion_protocol::guest::FromInit;
@@ -190,6 +191,19 @@ pub(super) enum Due {
         gpu: Option<GpuUuid>,
         generation: u64,
         slept: u64,
+    },
+    /// A guest that was told to leave is looked for when it must be gone.
+    LeaveLooks {
+        host: usize,
+        run: u64,
+        slept: u64,
+        attempts: Vec<AttemptRef>,
+    },
+    /// The program of a guest sees that it must leave.
+    Heeds {
+        host: usize,
+        attempt: AttemptRef,
+        process: ProcessId,
     },
     Wakes {
         host: usize,
@@ -442,6 +456,10 @@ impl World {
             Due::OwnerLooks { host, gpu, generation, slept } => {
                 self.owner_looks(host, gpu, generation, slept);
             }
+            Due::LeaveLooks { host, run, slept, attempts } => {
+                self.leave_looks(host, run, slept, attempts);
+            }
+            Due::Heeds { host, attempt, process } => self.heeds(host, &attempt, process),
             Due::Wakes { host } => self.wakes(host),
             Due::Deadline { host, attempt, at } => self.deadline_passes(host, &attempt, at),
             Due::InitSays { host, attempt, word } => self.init_says(host, &attempt, word),
@@ -501,6 +519,8 @@ fn actor(due: &Due) -> Actor {
         | Due::Step { host, .. }
         | Due::Owner { host, .. }
         | Due::OwnerLooks { host, .. }
+        | Due::LeaveLooks { host, .. }
+        | Due::Heeds { host, .. }
         | Due::Deadline { host, .. }
         | Due::InitSays { host, .. }
         | Due::Begins { host, .. }

@@ -2,6 +2,7 @@
 
 mod egress;
 mod flows;
+mod leave;
 mod left;
 mod random;
 mod refused;

@@ -11,7 +11,7 @@ use gpunion_protocol::session::ToAgent;
 /// It is not on the books.
 pub(in crate::sim) const NONE: &str = "none";
 
-pub(in crate::sim) const STATES: [&str; 17] = [
+pub(in crate::sim) const STATES: [&str; 19] = [
     NONE,
     "pull",
     "stage",
@@ -26,6 +26,8 @@ pub(in crate::sim) const STATES: [&str; 17] = [
     "publishing",
     "finishing, init lives",
     "finishing",
+    "leaving, init lives",
+    "leaving",
     "ending",
     "over, not told",
     "over, told",
@@ -136,6 +138,8 @@ pub(in crate::sim) fn state(attempt: Option<&Attempt>) -> &'static str {
         Phase::Running => attempt.checkpoint_step().unwrap_or("running"),
         Phase::Finishing { .. } if attempt.may_live() => "finishing, init lives",
         Phase::Finishing { .. } => "finishing",
+        Phase::Leaving { .. } if attempt.may_live() => "leaving, init lives",
+        Phase::Leaving { .. } => "leaving",
         Phase::Ending { .. } => "ending",
         Phase::Over { told: false, .. } => "over, not told",
         Phase::Over { told: true, .. } => "over, told",

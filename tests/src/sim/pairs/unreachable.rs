@@ -83,7 +83,7 @@ pub(super) const AGENT: Rules = &[
         why: "a restart keeps no step of a checkpoint",
     },
     Rule {
-        states: &["finishing"],
+        states: &["finishing", "leaving"],
         events: &["agent starts"],
         why: "after a restart an init may live until it is known that none does",
     },

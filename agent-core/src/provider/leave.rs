@@ -1,0 +1,330 @@
+//! Leaving with notice: the owner, or the end of the owner's hours, wants the machine back, and the
+//! jobs on it get time to save.
+//!
+//! Each program is told (its signal, `/run/gpunion/leaving`) and leaves when it says `saved`, when
+//! it ends, or when its grace is over: the spec's, and never longer than the owner allows. A
+//! checkpoint is taken meanwhile, so that little is left to read and to send after the end. Then
+//! every process is ended, which frees the GPU, and the workspace as it is becomes the attempt's
+//! last checkpoint. However a program ends that was told to leave, it has left: many save and exit
+//! with 0 when they are told to stop, and none of those has finished its work.
+
+use gpunion_protocol::guest::ToInit;
+use gpunion_protocol::ids::{AttemptRef, SnapshotId};
+use gpunion_protocol::job::{Checkpoint, EndCause, Quality};
+use gpunion_protocol::local::Wish;
+use gpunion_protocol::session::ToRelay;
+use gpunion_protocol::time::{BootMs, Millis, Now, WallMs};
+
+use super::Provider;
+use super::attempt::Attempt;
+use super::effect::{Effect, Operation};
+use super::event::{Outcome, Taken, Trouble};
+use super::record::Phase;
+
+/// A workspace that can't be read so often is given up; the job goes on from the checkpoint before.
+const LAST_TRIES: u32 = 5;
+const SIGTERM: i32 = 15;
+
+/// What is only worth knowing while the agent lives.
+#[derive(Debug, Default)]
+pub(super) struct Leave {
+    /// No program is waited for longer.
+    by: Option<BootMs>,
+    /// The program said `saved` after it was told.
+    saved: bool,
+    last: Last,
+}
+
+/// How far the last checkpoint is.
+#[derive(Debug)]
+enum Last {
+    /// `read`: a first pass is done, and the second reads only what has changed since.
+    ToTake {
+        read: bool,
+    },
+    Taken(Checkpoint),
+    /// At the relay, which has not answered yet.
+    Told(Checkpoint),
+}
+
+impl Default for Last {
+    fn default() -> Self {
+        Self::ToTake { read: false }
+    }
+}
+
+impl Leave {
+    pub(super) fn unpublished(&self) -> Option<&Checkpoint> {
+        match &self.last {
+            Last::Told(checkpoint) => Some(checkpoint),
+            Last::ToTake { .. } | Last::Taken(_) => None,
+        }
+    }
+
+    fn waits_for(&self, snapshot: SnapshotId) -> bool {
+        self.unpublished().is_some_and(|checkpoint| checkpoint.snapshot == snapshot)
+    }
+
+    /// What brings it further once no process lives; absent while the relay has the word.
+    pub(super) fn operation(&self) -> Option<Operation> {
+        match &self.last {
+            Last::ToTake { read: true } => Some(Operation::PassTwo),
+            Last::ToTake { read: false } => Some(Operation::Whole),
+            Last::Taken(checkpoint) => Some(Operation::Upload { snapshot: checkpoint.snapshot }),
+            Last::Told(_) => None,
+        }
+    }
+
+    pub(super) fn saved(&mut self, at_ns: i64, told: Option<WallMs>) {
+        // The file's time and ours are of one clock; one that was made before is no answer.
+        self.saved |= told.is_some_and(|told| at_ns >= told.0.saturating_mul(1_000_000));
+    }
+}
+
+impl Attempt {
+    pub(super) fn is_told_to_leave(&self) -> bool {
+        self.record.told_to_leave.is_some()
+    }
+
+    pub(super) fn leaves_by(&self) -> Option<BootMs> {
+        self.leave.by.filter(|_| self.record.phase == Phase::Running)
+    }
+
+    /// All that it waits for before it leaves has come.
+    pub(super) fn is_ready_to_leave(&self, now: Now) -> bool {
+        self.leave.saved || self.leave.by.is_some_and(|by| by <= now.boot)
+    }
+}
+
+impl Provider {
+    pub(super) fn grace_of(&self, attempt: &Attempt) -> Millis {
+        attempt.record.assignment.spec.checkpoint.grace.0.min(self.wish.grace)
+    }
+
+    /// Guests that were told to leave and are not gone yet.
+    pub(super) fn leaving(&self) -> u32 {
+        let leaves = |attempt: &&Attempt| match attempt.record.phase {
+            Phase::Running => attempt.is_told_to_leave(),
+            Phase::Leaving { .. } => true,
+            Phase::Pull
+            | Phase::Stage
+            | Phase::Create
+            | Phase::Start
+            | Phase::Finishing { .. }
+            | Phase::Ending { .. }
+            | Phase::Over { .. } => false,
+        };
+        u32::try_from(self.attempts.values().filter(leaves).count()).unwrap_or(u32::MAX)
+    }
+
+    /// Its owner lends it what it uses, and will for as long as it needs to leave.
+    fn is_still_lent(&self, attempt: &Attempt, now: Now) -> bool {
+        let grace = i64::try_from(self.grace_of(attempt).0).unwrap_or(i64::MAX);
+        let lends = |wish: &Wish| match wish {
+            Wish::Sharing { until } => until.is_none_or(|at| at.0.saturating_sub(grace) > now.wall.0),
+            Wish::NotSharing | Wish::PausedUntil { .. } => false,
+        };
+        let gpus = &attempt.record.assignment.gpus;
+        if gpus.is_empty() {
+            return lends(&self.wish.machine) || self.wish.gpus.values().any(lends);
+        }
+        gpus.iter().all(|gpu| lends(&self.wish_of(gpu)))
+    }
+
+    pub(super) fn whoever_must_leaves(&mut self, now: Now, out: &mut Vec<Effect>) {
+        let names: Vec<AttemptRef> = self.attempts.keys().cloned().collect();
+        for name in names {
+            self.leave_on_time(&name, now, out);
+        }
+    }
+
+    pub(super) fn leave_on_time(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
+        let Some(attempt) = self.attempts.get(name) else { return };
+        if !attempt.is_told_to_leave() && !self.is_still_lent(attempt, now) {
+            self.begin_to_leave(name, now, out);
+        }
+        let Some(attempt) = self.attempts.get(name) else { return };
+        if !attempt.is_told_to_leave() || attempt.record.phase != Phase::Running {
+            return;
+        }
+        // After a restart of the agent its grace is counted anew.
+        let by = now.boot + self.grace_of(attempt);
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        attempt.leave.by.get_or_insert(by);
+        if attempt.is_ready_to_leave(now) {
+            self.end_to_leave(name, now, out);
+        }
+    }
+
+    fn begin_to_leave(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
+        let Some(attempt) = self.attempts.get(name) else { return };
+        match attempt.record.phase {
+            // Nothing has been computed: it costs the job nothing to begin elsewhere.
+            Phase::Pull | Phase::Stage | Phase::Create | Phase::Start => {
+                return self.end(name, EndCause::Left, now, out);
+            }
+            Phase::Running if attempt.attached && !attempt.begun => {
+                return self.end(name, EndCause::Left, now, out);
+            }
+            Phase::Running => {}
+            // It is going already, or its result is being saved.
+            Phase::Finishing { .. } | Phase::Leaving { .. } | Phase::Ending { .. } | Phase::Over { .. } => {
+                return;
+            }
+        }
+        let by = now.boot + self.grace_of(attempt);
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        attempt.record.told_to_leave = Some(now.wall);
+        attempt.leave.by = Some(by);
+        attempt.note = Some("its provider leaves: it saves, and then moves".to_owned());
+        attempt.checkpoints.hurry(now.boot);
+        self.save_attempt(name);
+        self.tell_state(name, out);
+        self.say_leave(name, now, out);
+    }
+
+    /// Said again to an init that comes back: the word may have been lost.
+    pub(super) fn say_leave(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
+        let seq = self.new_seq();
+        let Some(attempt) = self.attempts.get(name) else { return };
+        let deadline = attempt.leave.by.unwrap_or(now.boot + self.grace_of(attempt));
+        let signal = attempt.record.assignment.spec.signal_number().unwrap_or(SIGTERM);
+        Self::say(name, ToInit::Leave { seq, signal, deadline }, out);
+    }
+
+    /// Its processes end now, whatever they do.
+    fn end_to_leave(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
+        let seq = self.new_seq();
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        attempt.kills = 1;
+        attempt.next_kill = Some(now.boot + Millis(150));
+        self.set_leaving(name, false, out);
+        Self::say(name, ToInit::End { seq }, out);
+        self.advance(name, now, out);
+    }
+
+    /// It ended by itself after it was told. True when that is how it leaves.
+    pub(super) fn exited_to_leave(
+        &mut self,
+        name: &AttemptRef,
+        memory_limit: bool,
+        out: &mut Vec<Effect>,
+    ) -> bool {
+        let Some(attempt) = self.attempts.get_mut(name) else { return false };
+        // Needing more memory than its spec allows is its member's to mend, whoever else leaves.
+        if attempt.record.phase != Phase::Running || !attempt.is_told_to_leave() || memory_limit {
+            return false;
+        }
+        self.set_leaving(name, true, out);
+        Self::say(name, ToInit::ExitSeen, out);
+        true
+    }
+
+    /// No process of it is left, and nobody said why.
+    pub(super) fn gone_to_leave(&mut self, name: &AttemptRef, out: &mut Vec<Effect>) {
+        self.set_leaving(name, false, out);
+    }
+
+    /// Whatever is under way is dropped, but for a first pass: the second goes on from it.
+    fn set_leaving(&mut self, name: &AttemptRef, exited: bool, out: &mut Vec<Effect>) {
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        attempt.checkpoints.drop_step();
+        if attempt.op() != Some(Operation::PassOne) {
+            attempt.give_up_op();
+            out.push(Effect::GiveUp { attempt: name.clone() });
+        }
+        self.set_phase(name, Phase::Leaving { exited }, out);
+    }
+
+    /// An operation of an attempt that leaves brought something about.
+    pub(super) fn leave_step(
+        &mut self,
+        name: &AttemptRef,
+        outcome: Outcome,
+        now: Now,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        let last = std::mem::take(&mut attempt.leave.last);
+        match (last, outcome) {
+            (Last::ToTake { .. }, Outcome::PassOne) => attempt.leave.last = Last::ToTake { read: true },
+            (Last::ToTake { .. }, Outcome::Taken(taken)) => self.last_taken(name, taken, now, out),
+            (Last::Taken(checkpoint), Outcome::Uploaded) => {
+                out.push(Effect::ToRelay(ToRelay::Publish {
+                    attempt: name.clone(),
+                    checkpoint: checkpoint.clone(),
+                }));
+                attempt.leave.last = Last::Told(checkpoint);
+            }
+            (last, _) => attempt.leave.last = last,
+        }
+    }
+
+    fn last_taken(&mut self, name: &AttemptRef, taken: Taken, now: Now, out: &mut Vec<Effect>) {
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        attempt.succeeded();
+        let exited = matches!(attempt.record.phase, Phase::Leaving { exited: true });
+        let quality =
+            if exited { Quality::Quiet } else { attempt.checkpoints.quality(taken.newest_change_ns) };
+        if attempt.checkpoints.is_known(taken.newest_change_ns, quality) {
+            return self.over(name, EndCause::Left, None, now, out);
+        }
+        attempt.leave.last = Last::Taken(Checkpoint {
+            snapshot: taken.snapshot,
+            quality,
+            token: name.token,
+            bytes: taken.bytes,
+            new_bytes: taken.new_bytes,
+            stopped: Millis(0),
+            at: None,
+        });
+    }
+
+    pub(super) fn last_published(
+        &mut self,
+        name: &AttemptRef,
+        snapshot: SnapshotId,
+        now: Now,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(attempt) = self.attempts.get_mut(name).filter(|a| a.leave.waits_for(snapshot)) else {
+            return;
+        };
+        attempt.record.published = Some(snapshot);
+        self.over(name, EndCause::Left, None, now, out);
+    }
+
+    /// A newer attempt counts, or the job is final.
+    pub(super) fn last_refused(
+        &mut self,
+        name: &AttemptRef,
+        snapshot: SnapshotId,
+        now: Now,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.attempts.get(name).is_some_and(|a| a.leave.waits_for(snapshot)) {
+            self.over(name, EndCause::Left, None, now, out);
+        }
+    }
+
+    pub(super) fn leave_troubled(
+        &mut self,
+        name: &AttemptRef,
+        what: Operation,
+        trouble: &Trouble,
+        now: Now,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        let tries = attempt.retry_later(now);
+        let refused = matches!(trouble, Trouble::Refused { .. });
+        match what {
+            Operation::Upload { .. } if !refused => {}
+            // What a first pass had is gone with it; what can't be sent as it is, is taken anew.
+            _ => attempt.leave.last = Last::ToTake { read: false },
+        }
+        if refused && tries >= LAST_TRIES {
+            self.over(name, EndCause::Left, None, now, out);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! An owner goes with notice: whoever computes there is told, saves, and goes on elsewhere without
+//! computing anything twice; and whatever it does with the notice, it is gone in time.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+
+use gpunion_protocol::job::{AttemptState, EndCause, JobView, Quality};
+use system_tests::campus::{Files, PATIENCE, Pace, Pair, processes_of};
+use system_tests::lab::wait_for;
+
+const EPOCHS: u32 = 8;
+const SLOW: Pace = Pace { epochs: EPOCHS, epoch_seconds: 0.8 };
+/// Steps of the script, and in which of them its owner goes.
+const STEPS: u32 = 20;
+
+/// Says nothing when it is told, and ends as if all were done.
+const POLITE: &str = "n=$(cat n 2>/dev/null || echo 0)
+trap 'exit 0' TERM
+while [ \"$n\" -lt 20 ]; do
+  /busybox usleep 300000
+  n=$((n + 1))
+  echo $n > n.tmp
+  /busybox mv n.tmp n
+  echo \"step $n\"
+done
+echo \"all of $n\" > result.txt
+";
+/// Hears nothing.
+const DEAF: &str = "trap '' TERM
+n=$(cat n 2>/dev/null || echo 0)
+while [ \"$n\" -lt 20 ]; do
+  /busybox usleep 300000
+  n=$((n + 1))
+  echo $n > n.tmp
+  /busybox mv n.tmp n
+  echo \"step $n\"
+done
+cat /run/gpunion/leaving >> told.txt 2>/dev/null
+echo \"all of $n\" > result.txt
+";
+
+fn undisturbed(pair: &Pair) -> Files {
+    let folder = pair.ada.digits_folder("undisturbed", Pace { epochs: EPOCHS, epoch_seconds: 0.0 }).unwrap();
+    let (job, ..) = pair.ada.submit(&folder).unwrap();
+    pair.succeeds(&job).unwrap();
+    pair.ada.fetch("undisturbed", "undisturbed-results").unwrap()
+}
+
+fn share(pair: &Pair, owner: usize, words: &[&str]) -> String {
+    let words: Vec<&str> = ["share"].iter().chain(words).copied().collect();
+    pair.providers[owner].run(words).unwrap().ok().unwrap().out
+}
+
+/// Two attempts, the first ended because its owner left, the second elsewhere and to the end.
+fn moved(pair: &Pair, job: &str, from: usize) -> JobView {
+    let job = pair.succeeds(job).unwrap();
+    assert_eq!(job.attempts.len(), 2, "{job:#?}\n{}", pair.logs());
+    assert_eq!(job.attempts[0].state, AttemptState::Ended { cause: EndCause::Left }, "{job:#?}");
+    assert_ne!(pair.at(&job).unwrap(), from);
+    job
+}
+
+fn log(pair: &Pair, job: &str) -> String {
+    pair.ada.run(["logs", job]).unwrap().ok().unwrap().out
+}
+
+/// The script as a job of the CPU, caught after some of its steps; and who runs it.
+fn caught_script(pair: &Pair, name: &str, script: &str) -> (String, usize) {
+    let spec = format!(
+        "name = \"{name}\"\nimage = \"busybox:latest\"\ncommand = [\"/busybox\", \"sh\", \"script.sh\"]\n\
+         [resources]\ngpus = 0\nmemory = \"128 MiB\"\ndisk = \"1 GiB\"\n[checkpoint]\ngrace = \"60 s\"\n"
+    );
+    let folder = pair.ada.job_folder(name, &spec).unwrap();
+    pair.ada.write_in(&folder, "script.sh", script).unwrap();
+    let (job, ..) = pair.ada.submit(&folder).unwrap();
+    wait_for("some steps of the script", PATIENCE, || Ok(log(pair, &job).contains("step 4").then_some(())))
+        .unwrap();
+    let at = pair.at(&pair.ada.job(&job).unwrap()).unwrap();
+    (job, at)
+}
+
+fn steps_taken(log: &str) -> Vec<u32> {
+    log.lines().filter_map(|line| line.strip_prefix("step ")?.trim().parse().ok()).collect()
+}
+
+fn result_of(pair: &Pair, job: &str, file: &str) -> String {
+    pair.ada.run(["fetch", job, job]).unwrap().ok().unwrap();
+    fs::read_to_string(pair.ada.user.home().join(job).join(file)).unwrap()
+}
+
+#[test]
+fn a_job_that_is_told_saves_moves_and_computes_nothing_twice() {
+    let mut pair = Pair::lending().unwrap();
+    let undisturbed = undisturbed(&pair);
+
+    let folder = pair.ada.digits_folder("moves", SLOW).unwrap();
+    let (job, ..) = pair.ada.submit(&folder).unwrap();
+    let at = pair.in_the_middle(&job).unwrap();
+    let guests = pair.engines[at].guests().unwrap();
+    let container = guests.into_iter().find(|one| processes_of(one).len() >= 3).unwrap();
+    let said = share(&pair, at, &["off"]);
+    assert!(said.contains("1 guest is leaving"), "{said}");
+    wait_for("the guest to be gone", PATIENCE, || Ok(processes_of(&container).is_empty().then_some(())))
+        .unwrap();
+    let view = moved(&pair, &job, at);
+    let last = view.checkpoints.iter().rfind(|c| c.token.attempt.0 == 1);
+    assert!(last.is_none_or(|last| last.quality == Quality::Quiet), "{view:#?}");
+    let log = log(&pair, &job);
+    for epoch in 1..=EPOCHS {
+        let times = log.matches(&format!("epoch {epoch}/{EPOCHS} loss")).count();
+        assert_eq!(times, 1, "epoch {epoch} was computed {times} times: {log}");
+    }
+    assert!(log.contains("SIGTERM: saved") && log.contains("resuming"), "{log}");
+    let result = pair.ada.fetch(&job, "moved-results").unwrap();
+    assert!(result == undisturbed, "the result differs from an undisturbed run's");
+    pair.is_clean().unwrap();
+    assert!(!pair.providers[at].snapshot().unwrap().share.open);
+
+    // The agent is killed while its guest is on its way out.
+    pair.providers[at].share().unwrap();
+    let folder = pair.ada.digits_folder("agent-killed", SLOW).unwrap();
+    let (job, ..) = pair.ada.submit(&folder).unwrap();
+    let at = pair.in_the_middle(&job).unwrap();
+    share(&pair, at, &["off"]);
+    pair.providers[at].kill_agent().unwrap();
+    pair.providers[at].start_agent().unwrap();
+    moved(&pair, &job, at);
+    let result = pair.ada.fetch(&job, "killed-results").unwrap();
+    assert!(result == undisturbed, "the result differs from an undisturbed run's");
+    pair.is_clean().unwrap();
+}
+
+#[test]
+fn whoever_exits_when_it_is_told_goes_on_and_whoever_is_deaf_is_gone_in_time() {
+    let pair = Pair::lending().unwrap();
+    pair.campus.busybox_image(&pair.engines[0]).unwrap();
+
+    let (job, at) = caught_script(&pair, "polite", POLITE);
+    share(&pair, at, &["off"]);
+    moved(&pair, &job, at);
+    let steps = steps_taken(&log(&pair, &job));
+    assert_eq!(steps, (1..=STEPS).collect::<Vec<_>>(), "each step once, in one stream");
+    assert_eq!(result_of(&pair, &job, "result.txt"), format!("all of {STEPS}\n"));
+    share(&pair, at, &["on"]);
+
+    // The owner gives less grace than the spec asks for, and that is what counts.
+    let (job, at) = caught_script(&pair, "deaf", DEAF);
+    let said = share(&pair, at, &["off", "--grace", "1 s"]);
+    assert!(said.contains("1 s to save at most"), "{said}");
+    moved(&pair, &job, at);
+    let steps = steps_taken(&log(&pair, &job));
+    let twice = steps.len() - STEPS as usize;
+    assert!(twice <= 1, "no more than the step in which it was ended is taken again: {steps:?}");
+    assert_eq!(result_of(&pair, &job, "result.txt"), format!("all of {STEPS}\n"));
+    pair.is_clean().unwrap();
+}
