@@ -21,7 +21,6 @@ mod signals;
 mod sources;
 mod threads;
 mod usage;
-mod watch;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

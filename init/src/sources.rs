@@ -19,13 +19,11 @@ use crate::channel::Channel;
 use crate::events::BootUs;
 use crate::signals::Signals;
 use crate::threads::Reports;
-use crate::watch::Watch;
 
 const TIMER: u64 = 0;
 const SIGNALS: u64 = 1;
-const WATCH: u64 = 2;
-const REPORTS: u64 = 3;
-const CHANNEL: u64 = 4;
+const REPORTS: u64 = 2;
+const CHANNEL: u64 = 3;
 
 #[derive(Debug)]
 pub(crate) struct Sources {
@@ -37,22 +35,18 @@ pub(crate) struct Sources {
 #[derive(Debug, Default)]
 pub(crate) struct Ready {
     pub(crate) signals: bool,
-    pub(crate) watch: bool,
     pub(crate) reports: bool,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
 }
 
 impl Sources {
-    pub(crate) fn new(signals: &Signals, watch: &Watch, reports: &Reports) -> io::Result<Self> {
+    pub(crate) fn new(signals: &Signals, reports: &Reports) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
         epoll::add(&epoll, signals, EventData::new_u64(SIGNALS), EventFlags::IN)?;
         epoll::add(&epoll, reports, EventData::new_u64(REPORTS), EventFlags::IN)?;
-        if let Some(watch) = watch.fd() {
-            epoll::add(&epoll, watch, EventData::new_u64(WATCH), EventFlags::IN)?;
-        }
         Ok(Self { epoll, timer })
     }
 
@@ -78,7 +72,6 @@ impl Sources {
             let flags = event.flags;
             match event.data.u64() {
                 SIGNALS => ready.signals = true,
-                WATCH => ready.watch = true,
                 REPORTS => ready.reports = true,
                 CHANNEL => {
                     ready.readable = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);

@@ -51,12 +51,21 @@ impl World {
 pub(crate) fn measure(table: &mut Table) -> Result<()> {
     let world = World::found()?;
     let (mut ours, mut verified, mut engines) = (Vec::new(), Vec::new(), Vec::new());
+    let mut stopped = Vec::new();
     for _ in 0..ROUNDS {
         go_on()?;
         let caught = Caught::new(&world)?;
         let (ended, receipt) = caught.reclaim(&world)?;
         ensure!(receipt.verified, "not verified: {receipt:#?}");
         ours.push(ended);
+        stopped.push(receipt.stopped_ms.context("milliseconds to stopped")? as f64);
+        eprintln!(
+            "{} {:?} {:?} {:?}",
+            ended,
+            receipt.stopped_ms,
+            receipt.ended_ms,
+            receipt.guests.iter().map(|g| (g.stopped_ms, g.ended_ms, g.way)).collect::<Vec<_>>()
+        );
         verified.push(receipt.verified_ms.context("milliseconds to verified")? as f64);
         caught.let_go(&world)?;
 
@@ -70,6 +79,7 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
         let against = format!("engine kill, {:.1} ms (worst)", worst(&engines));
         table.aimed("reclaim_ended_worst", worst(&ours) / worst(&engines), "x", &against, 0.5);
         table.told("ended_after_click_p50", median(&ours), "ms", "stand-in GPU");
+        table.told("stopped_after_click_p50", median(&stopped), "ms", "by the receipt");
         table.told("ended_after_click_worst", worst(&ours), "ms", "stand-in GPU");
     }
     if table.wants("reclaim_verified") {
