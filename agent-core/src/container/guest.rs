@@ -46,7 +46,7 @@ pub struct Ours {
 }
 
 impl Engine {
-    /// Makes the guest and answers its id. A guest of the same attempt that never started is made
+    /// Makes the guest and answers its id. A guest of the same attempt that does not run is made
     /// anew; one that did start is answered as it is.
     pub async fn create_guest(&self, plan: &GuestPlan) -> Result<String, EngineError> {
         const DOING: &str = "making the guest";
@@ -55,7 +55,8 @@ impl Engine {
         if let Some(found) = self.inspect(DOING, &name).await? {
             self.must_be_ours(DOING, &found)?;
             let state = state_of(&found);
-            if state.started {
+            // One that has ended before its turn came has never begun its program.
+            if state.running {
                 return Ok(state.id);
             }
             self.remove_guest(&state.id).await?;

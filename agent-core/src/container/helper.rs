@@ -211,9 +211,26 @@ impl HelperSession {
         Ok(HelperEnd { code, complaints })
     }
 
+    /// Lets the program end, and keeps its container until what is answered is dropped: removing it
+    /// costs the engine as much as starting one, and whoever waits for something else comes first.
+    pub fn put_aside(self) -> Aside {
+        Aside { _container: self.container }
+    }
+
     /// What it has complained about so far.
     pub fn complaints(&self) -> String {
         String::from_utf8_lossy(&self.complaints.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}
+
+/// A helper that has done its work; its container goes with this.
+pub struct Aside {
+    _container: Removed,
+}
+
+impl std::fmt::Debug for Aside {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Aside").finish_non_exhaustive()
     }
 }
 

@@ -27,7 +27,7 @@ pub use calls::Engine;
 pub use error::EngineError;
 pub use facts::{EngineFacts, GpuWay, Trouble};
 pub use guest::{GuestState, Ours};
-pub use helper::{HelperEnd, HelperImage, HelperSession};
+pub use helper::{Aside, HelperEnd, HelperImage, HelperSession};
 pub use image::{ImageConfig, LocalImage, PullProgress, Pulled};
 pub use labels::Kind;
 pub use plan::{DataMount, GuestPlan, PIDS, STANDIN_DIR};

@@ -25,8 +25,10 @@ use crate::gpu::verify::{BeforeGuest, ProcessId};
 use crate::provider::event::Event;
 use crate::provider::record::AttemptRecord;
 
-/// How often new output is looked for.
+/// How often new output is looked for; more often at first, since somebody may be waiting for the
+/// first line.
 const LOG_EVERY: Duration = Duration::from_millis(200);
+const LOG_AT_FIRST: Duration = Duration::from_millis(10);
 /// What of a guest's folder is where.
 pub const CONTROL: &str = "ctl";
 pub const RING: &str = "ring";
@@ -48,6 +50,8 @@ struct Facts<'a> {
 #[derive(Debug)]
 pub struct Guest {
     folder: PathBuf,
+    container: String,
+    watched: AtomicBool,
     control: ControlDir,
     channel: Channel,
     /// The guest's init has connected at least once.
@@ -83,12 +87,29 @@ impl Guest {
         let log = Arc::new(LogTail::new(attempt.clone(), ring.reader()?, logs, kept));
         let (channel, heard) = Channel::listen(&control, Peer::Container(container.to_owned()), ring)?;
         let (hello, stop) = (Arc::new(Notify::new()), CancellationToken::new());
-        let listening = listen(heard, attempt.clone(), channel.clone(), events, Arc::clone(&hello));
+        let listening = listen(heard, Arc::clone(&log), channel.clone(), events, Arc::clone(&hello));
         tokio::spawn(stop.clone().run_until_cancelled_owned(listening));
         let following = Arc::clone(&log).follow();
         tokio::spawn(stop.clone().run_until_cancelled_owned(following));
         let ending = Arc::default();
-        Ok(Self { folder: folder.to_owned(), control, channel, hello, log, egress, ending, stop })
+        let container = container.to_owned();
+        let watched = AtomicBool::new(false);
+        Ok(Self {
+            folder: folder.to_owned(),
+            container,
+            watched,
+            control,
+            channel,
+            hello,
+            log,
+            egress,
+            ending,
+            stop,
+        })
+    }
+
+    pub fn is_of(&self, container: &str) -> bool {
+        self.container == container
     }
 
     pub fn control(&self) -> &Path {
@@ -135,8 +156,11 @@ impl Guest {
         self.control.write_end_file()
     }
 
-    /// Tells the machine when no process of the guest is left.
-    pub fn watch(&self, attempt: &AttemptRef, process: ProcessId, events: mpsc::Sender<Event>) {
+    /// Tells the machine when no process of the guest is left. False: that is watched for already.
+    pub fn watch(&self, attempt: &AttemptRef, process: ProcessId, events: mpsc::Sender<Event>) -> bool {
+        if self.watched.swap(true, Ordering::Relaxed) {
+            return false;
+        }
         let attempt = attempt.clone();
         let (ending, egress) = (Arc::clone(&self.ending), self.egress.clone());
         let watching = async move {
@@ -161,6 +185,7 @@ impl Guest {
             let _ = events.send(Event::GuestGone { attempt, memory_limit }).await;
         };
         tokio::spawn(self.stop.clone().run_until_cancelled_owned(watching));
+        true
     }
 
     /// Written when the guest's init is known, for whoever must end it without the agent.
@@ -186,7 +211,7 @@ impl Guest {
 
 async fn listen(
     mut heard: mpsc::Receiver<Heard>,
-    attempt: AttemptRef,
+    log: Arc<LogTail>,
     channel: Channel,
     events: mpsc::Sender<Event>,
     hello: Arc<Notify>,
@@ -199,12 +224,15 @@ async fn listen(
         if matches!(word, FromInit::Hello { .. }) {
             hello.notify_one();
         }
+        if matches!(word, FromInit::Started { .. }) {
+            log.begun.notify_one();
+        }
         // Asked while the cgroup is still there: init holds its report until it is seen.
         let memory_limit = matches!(word, FromInit::Exited(_))
             && channel.init().is_some_and(|init| {
                 Cgroup::of(init.pid).and_then(|cgroup| cgroup.killed_at_its_limit()).unwrap_or(false)
             });
-        let event = Event::Init { attempt: attempt.clone(), word, memory_limit };
+        let event = Event::Init { attempt: log.attempt.clone(), word, memory_limit };
         if events.send(event).await.is_err() {
             return;
         }
@@ -220,6 +248,8 @@ pub struct LogTail {
     next: AtomicU64,
     kept: Arc<AtomicU64>,
     turn: tokio::sync::Mutex<()>,
+    /// The program runs: its first line may come at any moment.
+    begun: Notify,
 }
 
 impl std::fmt::Debug for LogTail {
@@ -236,14 +266,14 @@ impl LogTail {
         kept: Arc<AtomicU64>,
     ) -> Self {
         let next = AtomicU64::new(kept.load(Ordering::Relaxed));
-        Self { attempt, reader, logs, next, kept, turn: tokio::sync::Mutex::new(()) }
+        Self { attempt, reader, logs, next, kept, turn: tokio::sync::Mutex::new(()), begun: Notify::new() }
     }
 
     async fn follow(self: Arc<Self>) {
-        let mut tick = tokio::time::interval(LOG_EVERY);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut pause = LOG_EVERY;
         loop {
-            tick.tick().await;
+            let begun = tokio::time::timeout(pause, self.begun.notified()).await.is_ok();
+            pause = if begun { LOG_AT_FIRST } else { (pause * 2).min(LOG_EVERY) };
             self.drain().await;
         }
     }

@@ -20,8 +20,8 @@ use super::guest::Guest;
 use super::progress::Teller;
 use super::workspace::{Parent, Snapshotting, folder};
 use super::{data, prepare, save, wrap};
-use crate::config::Membership;
-use crate::container::{Engine, EngineFacts};
+use crate::config::{Membership, clock};
+use crate::container::{Aside, Engine, EngineFacts, LocalImage};
 use crate::egress::Places;
 use crate::gpu::verify::ProcessId;
 use crate::provider::effect::{Operation, Word};
@@ -73,6 +73,10 @@ pub(super) struct State {
     guests: BTreeMap<AttemptRef, Arc<Guest>>,
     pub(super) snapshots: BTreeMap<AttemptRef, Snapshotting>,
     parents: BTreeMap<AttemptRef, Parent>,
+    /// The helpers that filled workspaces, until the guests have started.
+    aside: BTreeMap<AttemptRef, Aside>,
+    /// The images of guests that have been made.
+    images: BTreeMap<AttemptRef, LocalImage>,
     /// Read-only inputs that attempts on the books name.
     inputs: BTreeSet<SnapshotId>,
     /// Bytes of each attempt's output that the relay keeps; outlives the guest.
@@ -128,9 +132,16 @@ impl Operations {
         }
         let this = self.clone();
         tokio::spawn(async move {
+            let began = clock::boot();
             let work = this.perform(&record, what);
-            let Some(outcome) = token.run_until_cancelled(work).await else { return };
+            let outcome = token.run_until_cancelled(work).await;
+            if what != Operation::Stage && what != Operation::Create {
+                this.state().aside.remove(&name);
+            }
+            let Some(outcome) = outcome else { return };
             this.state().running.retain(|of, (id, _)| *of != name || *id != op);
+            let took = (clock::boot() - began).0;
+            tracing::debug!(attempt = %name, operation = ?what, took_ms = took, "an operation is done");
             if let Err(trouble) = &outcome {
                 tracing::info!(attempt = %name, operation = ?what, ?trouble, "an operation did not work");
             }
@@ -166,6 +177,8 @@ impl Operations {
         let snapshotting = self.state().snapshots.remove(name);
         drop(snapshotting);
         self.state().parents.remove(name);
+        self.state().images.remove(name);
+        self.state().aside.remove(name);
         let engine = &self.fixed.engine;
         for ours in engine.list_ours().await.map_err(of_engine)? {
             // An orphaned helper may hold the workspace.
@@ -193,13 +206,16 @@ impl Operations {
             token.cancel();
         }
         state.snapshots.remove(attempt);
+        state.aside.remove(attempt);
     }
 
     /// Makes the guest known to this run of the agent, once.
     pub(super) fn open_guest(&self, record: &AttemptRecord, container: &str) -> std::io::Result<Arc<Guest>> {
         let attempt = &record.assignment.attempt;
-        if let Some(guest) = self.state().guests.get(attempt) {
-            return Ok(Arc::clone(guest));
+        // Of a container that had to be made anew the one before is nobody.
+        let known = self.state().guests.get(attempt).cloned();
+        if let Some(guest) = known.filter(|guest| guest.is_of(container)) {
+            return Ok(guest);
         }
         let kept = Arc::clone(self.state().kept.entry(attempt.clone()).or_default());
         let guest = Arc::new(Guest::open(
@@ -218,7 +234,9 @@ impl Operations {
     pub fn attach(&self, record: &AttemptRecord, container: String, process: ProcessId) {
         let attempt = &record.assignment.attempt;
         match self.open_guest(record, &container) {
-            Ok(guest) => guest.watch(attempt, process, self.events.clone()),
+            Ok(guest) => {
+                guest.watch(attempt, process, self.events.clone());
+            }
             Err(error) => tracing::error!(%attempt, "the guest's control channel can't be opened: {error}"),
         }
     }
@@ -320,6 +338,22 @@ impl Operations {
 
     pub(super) fn parent(&self, attempt: &AttemptRef) -> Option<Parent> {
         self.state().parents.get(attempt).cloned()
+    }
+
+    pub(super) fn put_aside(&self, attempt: &AttemptRef, helper: Aside) {
+        self.state().aside.insert(attempt.clone(), helper);
+    }
+
+    pub(super) fn known_image(&self, attempt: &AttemptRef) -> Option<LocalImage> {
+        self.state().images.get(attempt).cloned()
+    }
+
+    pub(super) fn keep_image(&self, attempt: &AttemptRef, image: LocalImage) {
+        self.state().images.insert(attempt.clone(), image);
+    }
+
+    pub(super) fn forget_image(&self, attempt: &AttemptRef) {
+        self.state().images.remove(attempt);
     }
 
     pub(super) fn keep_parent(&self, attempt: &AttemptRef, parent: Parent) {

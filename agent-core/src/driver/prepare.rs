@@ -8,6 +8,7 @@ use gpunion_protocol::job::Image;
 use gpunion_protocol::problem::Problem;
 use gpunion_snapshot::{JobKey, Progress, unwrap_job_key};
 
+use super::guest::Guest;
 use super::operations::Operations;
 use super::trouble::{of_engine, of_problem};
 use super::workspace::{Parent, Place, fill, folder};
@@ -18,6 +19,7 @@ use crate::container::cgroup::Cgroup;
 use crate::container::{
     DataMount, GpuWay, GuestPlan, LocalImage, PIDS, PullProgress, command, guest_uid, labels, limits,
 };
+use crate::gpu::verify::ProcessId;
 use crate::provider::event::{Outcome, Trouble};
 use crate::provider::record::AttemptRecord;
 use crate::second_way::cgroups_with;
@@ -78,6 +80,9 @@ pub(super) async fn image(ops: &Operations, record: &AttemptRecord) -> Result<Ou
 /// The image by what never moves: its id, or the digest that was fixed.
 async fn image_here(ops: &Operations, record: &AttemptRecord) -> Result<LocalImage, Trouble> {
     let engine = &ops.fixed.engine;
+    if let Some(known) = ops.known_image(&record.assignment.attempt) {
+        return Ok(known);
+    }
     let found = match &record.assignment.image {
         Image::Layers { image_id, .. } => engine.image(image_id).await.map_err(of_engine)?,
         Image::Registry { reference, digest } => {
@@ -109,7 +114,10 @@ pub(super) async fn stage(ops: &Operations, record: &AttemptRecord) -> Result<Ou
     let max = Some(assignment.spec.resources.disk.0);
     let sealed_by = sealed.as_ref().map(|sealed| (&sealed[..], &key));
     let mut tell = |p: Progress| teller.tell("fetching the job's files", p.bytes, p.total_bytes);
-    fill(&place, sealed_by, uid, max, &member.client, &mut tell).await?;
+    // Starting a container is what takes longest, here and for the guest: both at a time.
+    let filling = fill(&place, sealed_by, uid, max, &member.client, &mut tell);
+    let (helper, ()) = tokio::join!(filling, begin_early(ops, record));
+    ops.put_aside(&assignment.attempt, helper?);
     ops.keep_parent(&assignment.attempt, Parent { manifest: sealed.map(|s| s.to_vec()), cache: None });
     Ok(Outcome::Staged)
 }
@@ -146,7 +154,29 @@ fn plan(ops: &Operations, record: &AttemptRecord, image: &LocalImage) -> Result<
     })
 }
 
+/// The guest's init, before there is anything for it to do: it says itself that it is there. What
+/// does not work here is tried again when its turn has come, and told then.
+async fn begin_early(ops: &Operations, record: &AttemptRecord) {
+    let early = async {
+        let container = make(ops, record).await?;
+        let guest = ops.open_guest(record, &container).map_err(away)?;
+        ops.fixed.engine.start_guest(&container).await.map_err(of_engine)?;
+        let process = greeted(&guest).await?;
+        watch(ops, record, &guest, &container, process);
+        Ok::<(), Trouble>(())
+    };
+    if let Err(trouble) = early.await {
+        tracing::debug!(attempt = %record.assignment.attempt, ?trouble, "its guest does not start early");
+    }
+}
+
 pub(super) async fn create(ops: &Operations, record: &AttemptRecord) -> Result<Outcome, Trouble> {
+    Ok(Outcome::Created { container: make(ops, record).await? })
+}
+
+/// The guest's container; one that has been started is taken as it is.
+async fn make(ops: &Operations, record: &AttemptRecord) -> Result<String, Trouble> {
+    ops.forget_image(&record.assignment.attempt);
     let image = image_here(ops, record).await?;
     let plan = plan(ops, record, &image)?;
     // What can't be begun is known before anything is made.
@@ -159,7 +189,9 @@ pub(super) async fn create(ops: &Operations, record: &AttemptRecord) -> Result<O
             .map_err(|e| away(format!("the guest's control folder can't be made: {e}")))?;
     }
     let container = ops.fixed.engine.create_guest(&plan).await.map_err(of_engine)?;
-    Ok(Outcome::Created { container })
+    // From here on a container holds on to it.
+    ops.keep_image(&record.assignment.attempt, image);
+    Ok(container)
 }
 
 /// Started means: init has connected, and every limit is read back from the guest's cgroup.
@@ -178,21 +210,34 @@ pub(super) async fn start(ops: &Operations, record: &AttemptRecord) -> Result<Ou
         }
         engine.start_guest(&state.id).await.map_err(of_engine)?;
     }
-    if !guest.is_connected() && tokio::time::timeout(HELLO, guest.hello.notified()).await.is_err() {
-        return Err(refused("the guest's init did not connect to the agent"));
-    }
-    let process = guest.init().ok_or_else(|| away("the guest's init is gone"))?;
-    guest.watch(attempt, process, ops.events.clone());
+    let process = greeted(&guest).await?;
+    watch(ops, record, &guest, &state.id, process);
     let image = image_here(ops, record).await?;
     let plan = plan(ops, record, &image)?;
     let found = Cgroup::of(process.pid)
         .and_then(|cgroup| cgroup.limits())
         .map_err(|e| refused(format!("the guest's limits can't be read back: {e}")))?;
     limits::check(&plan, &found).map_err(of_engine)?;
-    if let Err(error) = guest.write_facts(record, &state.id, process) {
+    Ok(Outcome::Started { process })
+}
+
+/// The guest's init, as soon as it has connected.
+async fn greeted(guest: &Guest) -> Result<ProcessId, Trouble> {
+    if !guest.is_connected() && tokio::time::timeout(HELLO, guest.hello.notified()).await.is_err() {
+        return Err(refused("the guest's init did not connect to the agent"));
+    }
+    guest.init().ok_or_else(|| away("the guest's init is gone"))
+}
+
+/// Its end is told from here on, and a reclaim without an agent finds it.
+fn watch(ops: &Operations, record: &AttemptRecord, guest: &Guest, container: &str, process: ProcessId) {
+    let attempt = &record.assignment.attempt;
+    if !guest.watch(attempt, process, ops.events.clone()) {
+        return;
+    }
+    if let Err(error) = guest.write_facts(record, container, process) {
         tracing::warn!(%attempt, "what gpunion reclaim needs without an agent can't be written: {error}");
     }
-    Ok(Outcome::Started { process })
 }
 
 pub(super) async fn begin(ops: &Operations, record: &AttemptRecord) -> Result<Begin, Trouble> {

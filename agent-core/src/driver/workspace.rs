@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::spool::Spool;
 use super::trouble::{of_engine, of_problem};
-use crate::container::{Engine, HelperImage, HelperSession};
+use crate::container::{Aside, Engine, HelperImage, HelperSession};
 use crate::provider::event::{Taken, Trouble};
 use crate::relay_link::RelayClient;
 
@@ -131,7 +131,7 @@ pub(super) async fn fill(
     max_bytes: Option<u64>,
     client: &RelayClient,
     tell: &mut (dyn FnMut(Progress) + Send),
-) -> Result<(), Trouble> {
+) -> Result<Aside, Trouble> {
     // One container for all of it: starting one takes longer than most of what it then does.
     let mut talk = Talk::open(place, "fill", false).await?;
     // A run that was cut may have left half of it.
@@ -159,7 +159,8 @@ pub(super) async fn fill(
             }
         }
     }
-    talk.simple(Order::Prepare { uid, gid: uid }).await
+    talk.simple(Order::Prepare { uid, gid: uid }).await?;
+    Ok(talk.session.put_aside())
 }
 
 /// Asks again while the relay is away, busy or full; what it says no to stays no.

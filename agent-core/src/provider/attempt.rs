@@ -14,7 +14,8 @@ use super::record::{AttemptRecord, Phase};
 /// Whether processes of the guest may exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
-    /// Its container was never started.
+    /// Its container was never started, as far as we know: an init that is started while the workspace
+    /// is filled says so itself.
     Unborn,
     /// Started, or an earlier run of the agent may have started it.
     MayLive,
@@ -80,8 +81,11 @@ impl Attempt {
     pub(super) fn loaded(record: AttemptRecord, now: Now) -> Self {
         let mut attempt = Self::new(record, now);
         attempt.life = match attempt.record.phase {
-            Phase::Pull | Phase::Stage | Phase::Create => Life::Unborn,
-            Phase::Start
+            Phase::Pull => Life::Unborn,
+            // Its init may have been started while its workspace was filled.
+            Phase::Stage
+            | Phase::Create
+            | Phase::Start
             | Phase::Running
             | Phase::Finishing { .. }
             | Phase::Leaving { .. }

@@ -346,8 +346,10 @@ impl Provider {
         attempt.begun |= begun;
         let say = |word| Effect::Say { attempt: name.clone(), word };
         match &attempt.record.phase {
+            // Started early; what may live must be ended by whoever ends the attempt.
+            Phase::Stage | Phase::Create => attempt.life = Life::MayLive,
             // The first Hello of a guest is the driver's sign that it started.
-            Phase::Pull | Phase::Stage | Phase::Create | Phase::Start => {}
+            Phase::Pull | Phase::Start => {}
             // Nothing has been computed yet, and it must go.
             Phase::Running if !begun && attempt.is_told_to_leave() => {
                 self.end(name, EndCause::Left, now, out);

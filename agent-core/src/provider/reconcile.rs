@@ -102,9 +102,9 @@ impl Provider {
     /// Its attempt is on our books and may still have a container.
     fn may_stay(&self, one: &Found) -> bool {
         self.attempts.get(&one.attempt).is_some_and(|attempt| match &attempt.record.phase {
-            // Made by a run of ours that crashed before it could write the container's name down;
-            // the operation that makes it finds it by its own name.
-            Phase::Create => true,
+            // Made while its workspace was filled, or by a run of ours that crashed before it could write
+            // the container's name down; the operation that makes it finds it by its own name.
+            Phase::Stage | Phase::Create => true,
             Phase::Start
             | Phase::Running
             | Phase::Finishing { .. }
@@ -114,7 +114,7 @@ impl Provider {
             }
             // The operation that cleans up takes it along.
             Phase::Over { cleaned, .. } => !cleaned,
-            Phase::Pull | Phase::Stage => false,
+            Phase::Pull => false,
         })
     }
 

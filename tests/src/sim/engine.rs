@@ -156,7 +156,16 @@ impl World {
         match what {
             Operation::Image => Ok(Outcome::Image { digest: Some(format!("sha256:{}", "ab".repeat(32))) }),
             Operation::Stage if !relay_there => away("the relay does not answer"),
-            Operation::Stage => self.stage(host, attempt, plan.from),
+            Operation::Stage => {
+                let staged = self.stage(host, attempt, plan.from);
+                // What is started meanwhile, while the engine works.
+                if staged.is_ok() && self.chance.coin() {
+                    self.create(host, attempt, plan);
+                    let _ = self.start(host, attempt);
+                    self.init_greets(host, attempt);
+                }
+                staged
+            }
             Operation::Create => Ok(Outcome::Created { container: self.create(host, attempt, plan) }),
             Operation::Start => self.start(host, attempt),
             Operation::PassOne => Ok(Outcome::PassOne),
@@ -212,7 +221,7 @@ impl World {
                 }
             },
         };
-        if self.hosts[host].machine.guest(attempt).is_some() {
+        if self.hosts[host].machine.guest(attempt).is_some_and(|guest| guest.begun) {
             self.fail(format!("{attempt} lives while its workspace is made"));
         }
         let changed_ns = self.hosts[host].machine.changed_ns(self.at);

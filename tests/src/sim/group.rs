@@ -165,6 +165,10 @@ impl World {
 
     pub(super) fn redeems(&mut self, due: Redeeming) {
         let Redeeming { request, code, member, device, token } = due;
+        // Its machine has become another device meanwhile: whoever redeems now is nobody.
+        if self.relay.revoked.contains_key(&device) {
+            return;
+        }
         self.broker(ToBroker::Redeem {
             request,
             code,

@@ -59,13 +59,6 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
         ensure!(receipt.verified, "not verified: {receipt:#?}");
         ours.push(ended);
         stopped.push(receipt.stopped_ms.context("milliseconds to stopped")? as f64);
-        eprintln!(
-            "{} {:?} {:?} {:?}",
-            ended,
-            receipt.stopped_ms,
-            receipt.ended_ms,
-            receipt.guests.iter().map(|g| (g.stopped_ms, g.ended_ms, g.way)).collect::<Vec<_>>()
-        );
         verified.push(receipt.verified_ms.context("milliseconds to verified")? as f64);
         caught.let_go(&world)?;
 

@@ -15,10 +15,9 @@ pub(super) fn why(rules: Rules, state: &str, event: &str) -> Option<&'static str
     rules.iter().find(fits).map(|rule| rule.why)
 }
 
-/// All that an init says.
+/// All that an init says of a program that was begun.
 const WORDS: &[&str] = &[
     "init: hello, begun",
-    "init: hello, not begun",
     "init: started",
     "init: not started",
     "init: exited",
@@ -44,6 +43,11 @@ pub(super) const AGENT: Rules = &[
     Rule {
         states: &["none", "pull", "stage", "create", "start"],
         events: WORDS,
+        why: "no init of it has been started, or its channel went with its container before it was forgotten",
+    },
+    Rule {
+        states: &["none", "pull"],
+        events: &["init: hello, not begun"],
         why: "no init of it has been started, or its channel went with its container before it was forgotten",
     },
     Rule {
