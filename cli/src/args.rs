@@ -367,6 +367,15 @@ pub(crate) struct Share {
     /// Most time that a job gets to save when sharing ends, such as "30 s"; 0 s ends it at once
     #[arg(long, value_name = "TIME")]
     pub(crate) grace: Option<Span>,
+    /// After a reclaim, save what a job left in its workspace, or remove it
+    #[arg(long, value_name = "on|off")]
+    pub(crate) salvage: Option<OnOff>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum OnOff {
+    On,
+    Off,
 }
 
 #[derive(Debug, clap::Args)]

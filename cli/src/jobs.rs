@@ -99,6 +99,16 @@ fn describe(job: &JobView) -> String {
             .collect();
         text.push('\n');
         text.push_str(&show::table(&["ATTEMPT", "ON", "STARTED", "ENDED", "STATE"], &rows));
+        for attempt in &job.attempts {
+            if let Some(moved) = &attempt.moved {
+                text.push_str(&format!(
+                    "attempt {} began after {} without computing; at most {} of work were lost\n",
+                    attempt.number,
+                    show::lasted(moved.idle.0),
+                    show::lasted(moved.lost.0)
+                ));
+            }
+        }
     }
     if !job.checkpoints.is_empty() {
         let rows: Vec<Vec<String>> = job

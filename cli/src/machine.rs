@@ -19,7 +19,7 @@ use jiff::civil::Time;
 use reqwest::Method;
 
 use crate::api::Api;
-use crate::args::{Doctor, Gpus, Place, Share, Switch};
+use crate::args::{Doctor, Gpus, OnOff, Place, Share, Switch};
 use crate::contacts;
 use crate::failure::{FAILED, Failure, UNREACHABLE};
 use crate::out::Out;
@@ -27,8 +27,11 @@ use crate::show;
 
 pub(crate) async fn share(place: &Place, asked: Share, out: &Out) -> Result<ExitCode, Failure> {
     let api = Api::new(place)?;
-    let changes =
-        asked.cpus.is_some() || asked.memory.is_some() || asked.disk.is_some() || asked.grace.is_some();
+    let changes = asked.cpus.is_some()
+        || asked.memory.is_some()
+        || asked.disk.is_some()
+        || asked.grace.is_some()
+        || asked.salvage.is_some();
     let on = match asked.switch {
         Switch::On => Some(true),
         Switch::Off => Some(false),
@@ -48,6 +51,7 @@ pub(crate) async fn share(place: &Place, asked: Share, out: &Out) -> Result<Exit
             memory: asked.memory,
             disk: asked.disk,
             grace: asked.grace,
+            salvage: asked.salvage.map(|switch| switch == OnOff::On),
         };
         api.post("/v1/share", &request).await?
     };
@@ -70,13 +74,15 @@ fn until(text: &str, now: &ZonedDateTime) -> Result<WallMs, Failure> {
 fn describe_share(share: &ShareStatus) -> String {
     let mut text = format!(
         "{}: {}\nmost for all guests together: {} CPU, {} memory, {} disk\nwhen sharing ends, a job gets \
-         {} to save at most, and moves\njobs may reach: {}\n",
+         {} to save at most, and moves\nafter a \
+         reclaim what a job left is {}\njobs may reach: {}\n",
         wish(&share.wish),
         show::clean(&share.why),
         share.caps.cpus,
         share.caps.memory,
         share.caps.disk,
         share.grace,
+        if share.salvage { "saved for it, when that takes less time than it saves" } else { "removed" },
         reach(&share.egress)
     );
     for (gpu, own) in &share.gpus {

@@ -202,6 +202,21 @@ pub struct Checkpoint {
     /// The relay's wall time when it was published, for display.
     #[serde(default)]
     pub at: Option<WallMs>,
+    /// The relay's wall time when its content was complete: when the program said that it had saved,
+    /// else when it stood still. Work since then is lost when the job goes on from here.
+    #[serde(default)]
+    pub taken: Option<WallMs>,
+}
+
+/// What it cost a job that it goes on in a later attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Where it computed before.
+    pub from: DeviceId,
+    /// How long nobody computed.
+    pub idle: Millis,
+    /// Work that is lost, at most.
+    pub lost: Millis,
 }
 
 /// Where the image of a job comes from.
@@ -278,6 +293,9 @@ pub struct AttemptView {
     /// True when a GPU of it was a stand-in: no figure of it is a GPU figure.
     #[serde(default)]
     pub standin: bool,
+    /// Absent for a first attempt, and until it runs.
+    #[serde(default)]
+    pub moved: Option<Moved>,
 }
 
 /// One job, as its member sees it.

@@ -82,6 +82,9 @@ pub struct ShareStatus {
     /// The longest that a job gets to save when it must leave, whatever its spec asks for.
     #[serde(default)]
     pub grace: Span,
+    /// What a reclaimed job left in its workspace may be saved for it afterwards.
+    #[serde(default)]
+    pub salvage: bool,
     /// Guests that were told to leave and still run or are still being saved.
     #[serde(default)]
     pub leaving: u32,
@@ -162,6 +165,8 @@ pub struct ShareRequest {
     pub disk: Option<Bytes>,
     #[serde(default)]
     pub grace: Option<Span>,
+    #[serde(default)]
+    pub salvage: Option<bool>,
 }
 
 /// `POST /v1/reclaim`; the answer is the receipt.

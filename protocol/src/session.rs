@@ -77,6 +77,9 @@ pub enum ToRelay {
     Publish {
         attempt: AttemptRef,
         checkpoint: Checkpoint,
+        /// How long ago its content was complete, when this is said.
+        #[serde(default)]
+        age: Millis,
     },
     /// The attempt is over; `result` is the workspace at the program's own end. Repeated until
     /// answered.

@@ -54,10 +54,19 @@ fn share(pair: &Pair, owner: usize, words: &[&str]) -> String {
 
 /// Two attempts, the first ended because its owner left, the second elsewhere and to the end.
 fn moved(pair: &Pair, job: &str, from: usize) -> JobView {
+    moved_because(pair, job, from, EndCause::Left)
+}
+
+/// And its member is told what that cost, by all ways in the same words.
+fn moved_because(pair: &Pair, job: &str, from: usize, cause: EndCause) -> JobView {
     let job = pair.succeeds(job).unwrap();
     assert_eq!(job.attempts.len(), 2, "{job:#?}\n{}", pair.logs());
-    assert_eq!(job.attempts[0].state, AttemptState::Ended { cause: EndCause::Left }, "{job:#?}");
+    assert_eq!(job.attempts[0].state, AttemptState::Ended { cause }, "{job:#?}");
     assert_ne!(pair.at(&job).unwrap(), from);
+    let moved = job.attempts[1].moved.as_ref().unwrap();
+    assert_eq!(moved.from, job.attempts[0].device);
+    let shown = pair.ada.run(["show", job.id.as_str()]).unwrap().ok().unwrap().out;
+    assert!(shown.contains("without computing") && shown.contains("of work were lost"), "{shown}");
     job
 }
 
@@ -74,7 +83,7 @@ fn caught_script(pair: &Pair, name: &str, script: &str) -> (String, usize) {
     let folder = pair.ada.job_folder(name, &spec).unwrap();
     pair.ada.write_in(&folder, "script.sh", script).unwrap();
     let (job, ..) = pair.ada.submit(&folder).unwrap();
-    wait_for("some steps of the script", PATIENCE, || Ok(log(pair, &job).contains("step 4").then_some(())))
+    wait_for("some steps of the script", PATIENCE, || Ok(log(pair, &job).contains("step 8").then_some(())))
         .unwrap();
     let at = pair.at(&pair.ada.job(&job).unwrap()).unwrap();
     (job, at)
@@ -153,5 +162,33 @@ fn whoever_exits_when_it_is_told_goes_on_and_whoever_is_deaf_is_gone_in_time() {
     let twice = steps.len() - STEPS as usize;
     assert!(twice <= 1, "no more than the step in which it was ended is taken again: {steps:?}");
     assert_eq!(result_of(&pair, &job, "result.txt"), format!("all of {STEPS}\n"));
+    pair.is_clean().unwrap();
+}
+
+#[test]
+fn what_a_reclaimed_job_left_is_salvaged_if_its_owner_allows() {
+    let pair = Pair::lending().unwrap();
+    pair.campus.busybox_image(&pair.engines[0]).unwrap();
+
+    // It has no checkpoint, and says to nobody that it saves.
+    let (job, at) = caught_script(&pair, "reclaimed", DEAF);
+    assert!(pair.ada.job(&job).unwrap().checkpoints.is_empty());
+    pair.providers[at].run(["reclaim"]).unwrap().ok().unwrap();
+    moved_because(&pair, &job, at, EndCause::Reclaimed);
+    let steps = steps_taken(&log(&pair, &job));
+    let twice = steps.len() - STEPS as usize;
+    assert!(twice <= 1, "no more than the step in which it was ended is taken again: {steps:?}");
+    assert_eq!(result_of(&pair, &job, "result.txt"), format!("all of {STEPS}\n"));
+
+    for owner in 0..2 {
+        share(&pair, owner, &["on", "--salvage", "off"]);
+    }
+    let (job, at) = caught_script(&pair, "not-salvaged", DEAF);
+    pair.providers[at].run(["reclaim"]).unwrap().ok().unwrap();
+    let view = moved_because(&pair, &job, at, EndCause::Reclaimed);
+    let steps = steps_taken(&log(&pair, &job));
+    assert_eq!(steps.iter().filter(|step| **step == 1).count(), 2, "it began anew: {steps:?}");
+    let lost = view.attempts[1].moved.as_ref().unwrap().lost;
+    assert!(lost.0 >= 1_000, "and its member is told what that cost: {view:#?}");
     pair.is_clean().unwrap();
 }

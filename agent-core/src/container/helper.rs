@@ -37,6 +37,9 @@ pub struct HelperImage {
 pub(super) const PROGRAM: &str = "gpunion-helper";
 /// Bytes; a snapshot needs under 64 MiB, the rest is room for the file cache.
 const MEMORY: i64 = 512 << 20;
+/// An engine that dies while it is asked to remove a container may never answer, and the helper's
+/// workspace must not wait for that.
+const REMOVED_WITHIN: Duration = Duration::from_secs(10);
 /// Bytes of its complaints that are kept, the last ones.
 const COMPLAINTS: usize = 8 << 10;
 
@@ -278,9 +281,12 @@ impl Drop for Removed {
         // Without a runtime the program is ending; the next start finds it by its label.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
-            if let Err(error) = engine.remove_guest(&id).await {
+            const DOING: &str = "removing a helper";
+            let removing = tokio::time::timeout(REMOVED_WITHIN, engine.remove_guest(&id)).await;
+            if let Err(error) = removing.unwrap_or(Err(EngineError::timed_out(DOING, REMOVED_WITHIN))) {
                 tracing::warn!(container = %id, "a helper is left behind for now: {error}");
             }
+            // From here on it is an orphan, and whoever cleans up takes it along.
             drop(talk);
         });
     }

@@ -1,11 +1,11 @@
 //! One attempt on this provider: its record, and what is only worth knowing while the agent lives.
 
 use gpunion_protocol::ids::AttemptRef;
-use gpunion_protocol::job::{AttemptState, Checkpoint, Image, PrepareStep, StopWhy};
+use gpunion_protocol::job::{AttemptState, Image, PrepareStep, StopWhy};
 use gpunion_protocol::session::ToRelay;
 use gpunion_protocol::time::{BootMs, Millis, Now, WallMs};
 
-use super::checkpoint::Checkpoints;
+use super::checkpoint::{Checkpoints, Whole};
 use super::effect::Operation;
 use super::event::OpId;
 use super::leave::Leave;
@@ -92,7 +92,7 @@ impl Attempt {
             | Phase::Ending { .. } => Life::MayLive,
             Phase::Over { .. } => Life::Gone,
         };
-        if matches!(attempt.record.phase, Phase::Ending { .. } | Phase::Leaving { exited: false }) {
+        if matches!(attempt.record.phase, Phase::Ending { .. } | Phase::Leaving { exited: false, .. }) {
             attempt.next_kill = Some(now.boot);
         }
         attempt
@@ -171,7 +171,7 @@ impl Attempt {
         let retry = self.retry_at.filter(|_| self.op.is_none() && may_operate && self.has_work());
         let kill = self.next_kill.filter(|_| self.may_live());
         let checkpoint = self.checkpoints.next_time(self, may_operate);
-        [retry, kill, checkpoint, self.leaves_by()].into_iter().flatten().min()
+        [retry, kill, checkpoint, self.leaves_by(), self.salvaged_until()].into_iter().flatten().min()
     }
 
     /// Its phase is one in which an operation can bring it further.
@@ -186,7 +186,7 @@ impl Attempt {
     }
 
     /// A checkpoint that is at the relay and not yet accepted.
-    pub(super) fn unpublished(&self) -> Option<&Checkpoint> {
+    pub(super) fn unpublished(&self) -> Option<&Whole> {
         self.checkpoints.unpublished().or(self.leave.unpublished())
     }
 

@@ -5,7 +5,7 @@
 //! the program says that it saved. A stop longer than the spec's `stop_max` is given up.
 
 use gpunion_protocol::guest::ToInit;
-use gpunion_protocol::ids::{AttemptRef, SnapshotId};
+use gpunion_protocol::ids::{AttemptRef, SnapshotId, Token};
 use gpunion_protocol::job::{Checkpoint, Quality};
 use gpunion_protocol::session::ToRelay;
 use gpunion_protocol::time::{BootMs, Millis, Now, WallMs};
@@ -45,8 +45,27 @@ enum Step {
     PassOne { round: u32, since: BootMs },
     Stopping { seq: u64, since: BootMs },
     PassTwo { since: BootMs },
-    Uploading { checkpoint: Checkpoint, newest_ns: i64 },
-    Publishing { checkpoint: Checkpoint, newest_ns: i64 },
+    Uploading(Whole),
+    Publishing(Whole),
+}
+
+/// A checkpoint that was taken, on its way to the relay.
+#[derive(Debug, Clone)]
+pub(super) struct Whole {
+    pub(super) checkpoint: Checkpoint,
+    newest_ns: i64,
+    /// When its content was complete.
+    complete: BootMs,
+}
+
+impl Whole {
+    pub(super) fn publish(&self, attempt: &AttemptRef, now: Now) -> Effect {
+        Effect::ToRelay(ToRelay::Publish {
+            attempt: attempt.clone(),
+            checkpoint: self.checkpoint.clone(),
+            age: now.boot - self.complete,
+        })
+    }
 }
 
 impl Checkpoints {
@@ -78,21 +97,10 @@ impl Checkpoints {
         self.due = self.due.min(now);
     }
 
-    /// How far a snapshot of a workspace that changed last then can be trusted.
-    pub(super) fn quality(&self, newest_change_ns: i64) -> Quality {
-        let quiet = self.saved_ns.is_some_and(|saved| saved >= newest_change_ns);
-        if quiet { Quality::Quiet } else { Quality::Running }
-    }
-
-    /// The relay has accepted one of the same content that is as good.
-    pub(super) fn is_known(&self, newest_change_ns: i64, quality: Quality) -> bool {
-        self.accepted.is_some_and(|(newest, had)| newest == newest_change_ns && had >= quality)
-    }
-
     pub(super) fn stands_still(&self) -> bool {
         match self.step {
             Step::Stopping { .. } | Step::PassTwo { .. } => true,
-            Step::Idle | Step::PassOne { .. } | Step::Uploading { .. } | Step::Publishing { .. } => false,
+            Step::Idle | Step::PassOne { .. } | Step::Uploading(_) | Step::Publishing(_) => false,
         }
     }
 
@@ -102,20 +110,54 @@ impl Checkpoints {
             Step::PassOne { .. } => Some("pass one"),
             Step::Stopping { .. } => Some("stopping"),
             Step::PassTwo { .. } => Some("pass two"),
-            Step::Uploading { .. } => Some("uploading"),
-            Step::Publishing { .. } => Some("publishing"),
+            Step::Uploading(_) => Some("uploading"),
+            Step::Publishing(_) => Some("publishing"),
         }
     }
 
-    pub(super) fn unpublished(&self) -> Option<&Checkpoint> {
+    pub(super) fn unpublished(&self) -> Option<&Whole> {
         match &self.step {
-            Step::Publishing { checkpoint, .. } => Some(checkpoint),
+            Step::Publishing(whole) => Some(whole),
             Step::Idle
             | Step::PassOne { .. }
             | Step::Stopping { .. }
             | Step::PassTwo { .. }
-            | Step::Uploading { .. } => None,
+            | Step::Uploading(_) => None,
         }
+    }
+
+    /// What was taken of a workspace that stood still since `still`, unless the relay has it already.
+    /// What a program computed after it had saved is in no file, and so its content is as old as that.
+    pub(super) fn whole(
+        &self,
+        taken: &Taken,
+        token: Token,
+        stopped: Millis,
+        still: BootMs,
+        exited: bool,
+        now: Now,
+    ) -> Option<Whole> {
+        let newest_ns = taken.newest_change_ns;
+        let saved = self.saved_ns.filter(|saved| *saved >= newest_ns);
+        let quality = if saved.is_some() || exited { Quality::Quiet } else { Quality::Running };
+        if self.accepted.is_some_and(|(newest, had)| newest == newest_ns && had >= quality) {
+            return None;
+        }
+        let since_saved = saved.filter(|_| !exited).map(|ns| now.wall.0.saturating_sub(ns / 1_000_000));
+        let since_saved = since_saved.and_then(|ms| u64::try_from(ms).ok()).map(Millis);
+        let age = since_saved.unwrap_or_default().max(now.boot - still);
+        let checkpoint = Checkpoint {
+            snapshot: taken.snapshot,
+            quality,
+            token,
+            bytes: taken.bytes,
+            new_bytes: taken.new_bytes,
+            stopped,
+            at: None,
+            taken: None,
+        };
+        let complete = BootMs(now.boot.0.saturating_sub(age.0));
+        Some(Whole { checkpoint, newest_ns, complete })
     }
 
     pub(super) fn result(&self) -> Option<SnapshotId> {
@@ -147,7 +189,7 @@ impl Checkpoints {
                 Some(self.next_wanted())
             }
             Step::Stopping { since, .. } | Step::PassTwo { since } => Some(*since + stop_max(attempt)),
-            Step::Idle | Step::PassOne { .. } | Step::Uploading { .. } | Step::Publishing { .. } => None,
+            Step::Idle | Step::PassOne { .. } | Step::Uploading(_) | Step::Publishing(_) => None,
         }
     }
 }
@@ -198,13 +240,9 @@ impl Provider {
                 Self::say(name, ToInit::GoOn { seq }, out);
                 self.checkpoint_taken(name, taken, now.boot - since, now, out);
             }
-            (Step::Uploading { checkpoint, newest_ns }, Outcome::Uploaded) => {
-                let attempt_name = name.clone();
-                out.push(Effect::ToRelay(ToRelay::Publish {
-                    attempt: attempt_name,
-                    checkpoint: checkpoint.clone(),
-                }));
-                attempt.checkpoints.step = Step::Publishing { checkpoint, newest_ns };
+            (Step::Uploading(whole), Outcome::Uploaded) => {
+                out.push(whole.publish(name, now));
+                attempt.checkpoints.step = Step::Publishing(whole);
             }
             // What was not asked for in this step changes nothing.
             (step, _) => attempt.checkpoints.step = step,
@@ -221,22 +259,13 @@ impl Provider {
     ) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         let checkpoints = &mut attempt.checkpoints;
-        let quality = checkpoints.quality(taken.newest_change_ns);
-        if checkpoints.is_known(taken.newest_change_ns, quality) {
+        let still = BootMs(now.boot.0.saturating_sub(stood.0));
+        let Some(whole) = checkpoints.whole(&taken, name.token, stood, still, false, now) else {
             self.checkpoint_rest(name, now);
             return;
-        }
-        let checkpoint = Checkpoint {
-            snapshot: taken.snapshot,
-            quality,
-            token: name.token,
-            bytes: taken.bytes,
-            new_bytes: taken.new_bytes,
-            stopped: stood,
-            at: None,
         };
-        let snapshot = checkpoint.snapshot;
-        checkpoints.step = Step::Uploading { checkpoint, newest_ns: taken.newest_change_ns };
+        let snapshot = whole.checkpoint.snapshot;
+        checkpoints.step = Step::Uploading(whole);
         self.run(name, Operation::Upload { snapshot }, out);
     }
 
@@ -256,7 +285,8 @@ impl Provider {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         let step = std::mem::replace(&mut attempt.checkpoints.step, Step::Idle);
         match step {
-            Step::Publishing { checkpoint, newest_ns } if checkpoint.snapshot == snapshot => {
+            Step::Publishing(whole) if whole.checkpoint.snapshot == snapshot => {
+                let Whole { checkpoint, newest_ns, .. } = whole;
                 attempt.checkpoints.accepted = Some((newest_ns, checkpoint.quality));
                 attempt.checkpoints.last = Some((now.wall, checkpoint.stopped));
                 attempt.record.published = Some(snapshot);
@@ -276,7 +306,7 @@ impl Provider {
         out: &mut Vec<Effect>,
     ) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
-        if attempt.checkpoints.unpublished().is_some_and(|c| c.snapshot == snapshot) {
+        if attempt.checkpoints.unpublished().is_some_and(|whole| whole.checkpoint.snapshot == snapshot) {
             attempt.note = Some(format!("the relay did not take a checkpoint: {reason}"));
             self.checkpoint_rest(name, now);
             self.tell_state(name, out);
@@ -305,7 +335,7 @@ impl Provider {
         let seq = self.new_seq();
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         attempt.note = Some(why.to_owned());
-        if matches!(attempt.checkpoints.step, Step::Uploading { .. }) {
+        if matches!(attempt.checkpoints.step, Step::Uploading(_)) {
             // The snapshot is whole and still here: only its way to the relay is tried again.
             let every = attempt.record.assignment.spec.checkpoint.every.0;
             if now.boot - attempt.checkpoints.began < every.max(Millis::from_secs(60)) {
@@ -331,8 +361,8 @@ impl Provider {
             Step::Idle
             | Step::PassOne { .. }
             | Step::PassTwo { .. }
-            | Step::Uploading { .. }
-            | Step::Publishing { .. } => "too much changes while it computes",
+            | Step::Uploading(_)
+            | Step::Publishing(_) => "too much changes while it computes",
         };
         let why = format!("a checkpoint was given up: {why} (checkpoint.stop_max is {} ms)", most.0);
         self.checkpoint_failed(name, &why, now, out);
@@ -357,13 +387,13 @@ impl Provider {
                     self.checkpoint_takes_too_long(name, now, out);
                 }
             }
-            Step::Uploading { checkpoint, .. } => {
-                let snapshot = checkpoint.snapshot;
+            Step::Uploading(whole) => {
+                let snapshot = whole.checkpoint.snapshot;
                 if attempt.is_idle(now) && attempt.record.phase == Phase::Running {
                     self.run(name, Operation::Upload { snapshot }, out);
                 }
             }
-            Step::Idle | Step::PassOne { .. } | Step::Publishing { .. } => {}
+            Step::Idle | Step::PassOne { .. } | Step::Publishing(_) => {}
         }
     }
 }

@@ -35,7 +35,7 @@ impl Provider {
         match attempt.record.phase.clone() {
             // Whoever ended it: what it wrote until then is there.
             Phase::Running if attempt.is_told_to_leave() && !memory_limit => {
-                self.gone_to_leave(name, out);
+                self.gone_to_leave(name, now, out);
             }
             Phase::Start | Phase::Running => {
                 if self.checkpoint_dropped(name) || self.attempts.get(name).is_some_and(|a| a.op().is_some())
@@ -51,7 +51,11 @@ impl Provider {
                 };
                 self.over(name, cause, None, now, out);
             }
-            Phase::Ending { cause } => self.over(name, cause, None, now, out),
+            Phase::Ending { cause } => {
+                if !self.begins_salvage(name, now, out) {
+                    self.over(name, cause, None, now, out);
+                }
+            }
             Phase::Pull
             | Phase::Stage
             | Phase::Create

@@ -81,18 +81,17 @@ impl Provider {
         let counting = self.attempts.values().filter(|a| !a.record.phase.is_over() && !a.record.orphaned);
         let attempts = counting.map(|a| a.name().clone()).collect();
         out.push(Effect::ToRelay(ToRelay::Renew { seq: self.link.seq, attempts }));
-        self.repeat_unanswered(out);
+        self.repeat_unanswered(now, out);
     }
 
     /// What the relay has not answered is said again with each renewal.
-    fn repeat_unanswered(&mut self, out: &mut Vec<Effect>) {
+    fn repeat_unanswered(&mut self, now: Now, out: &mut Vec<Effect>) {
         for attempt in self.attempts.values().filter(|attempt| !attempt.record.orphaned) {
             if attempt.end_to_tell().is_some() || !attempt.record.phase.is_over() {
                 out.extend(attempt.digest_to_tell().map(Effect::ToRelay));
             }
-            if let Some(checkpoint) = attempt.unpublished() {
-                let (attempt, checkpoint) = (attempt.name().clone(), checkpoint.clone());
-                out.push(Effect::ToRelay(ToRelay::Publish { attempt, checkpoint }));
+            if let Some(whole) = attempt.unpublished() {
+                out.push(whole.publish(attempt.name(), now));
             }
             if let Some(ended) = attempt.end_to_tell() {
                 out.push(Effect::ToRelay(ended));

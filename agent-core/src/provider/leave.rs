@@ -10,13 +10,13 @@
 
 use gpunion_protocol::guest::ToInit;
 use gpunion_protocol::ids::{AttemptRef, SnapshotId};
-use gpunion_protocol::job::{Checkpoint, EndCause, Quality};
+use gpunion_protocol::job::EndCause;
 use gpunion_protocol::local::Wish;
-use gpunion_protocol::session::ToRelay;
 use gpunion_protocol::time::{BootMs, Millis, Now, WallMs};
 
 use super::Provider;
 use super::attempt::Attempt;
+use super::checkpoint::Whole;
 use super::effect::{Effect, Operation};
 use super::event::{Outcome, Taken, Trouble};
 use super::record::Phase;
@@ -32,6 +32,13 @@ pub(super) struct Leave {
     by: Option<BootMs>,
     /// The program said `saved` after it was told.
     saved: bool,
+    /// When nothing wrote to its workspace any more.
+    still: Option<BootMs>,
+    /// A salvage is given up then; and the work that it is there for.
+    until: Option<BootMs>,
+    at_stake: Option<Millis>,
+    /// When the upload of the last checkpoint was begun.
+    sending: Option<BootMs>,
     last: Last,
 }
 
@@ -42,9 +49,9 @@ enum Last {
     ToTake {
         read: bool,
     },
-    Taken(Checkpoint),
+    Taken(Whole),
     /// At the relay, which has not answered yet.
-    Told(Checkpoint),
+    Told(Whole),
 }
 
 impl Default for Last {
@@ -54,15 +61,23 @@ impl Default for Last {
 }
 
 impl Leave {
-    pub(super) fn unpublished(&self) -> Option<&Checkpoint> {
+    pub(super) fn salvage_until(&mut self, until: BootMs, at_stake: Millis) {
+        (self.until, self.at_stake) = (Some(until), Some(at_stake));
+    }
+
+    pub(super) fn until_or(&mut self, until: BootMs) -> BootMs {
+        *self.until.get_or_insert(until)
+    }
+
+    pub(super) fn unpublished(&self) -> Option<&Whole> {
         match &self.last {
-            Last::Told(checkpoint) => Some(checkpoint),
+            Last::Told(whole) => Some(whole),
             Last::ToTake { .. } | Last::Taken(_) => None,
         }
     }
 
     fn waits_for(&self, snapshot: SnapshotId) -> bool {
-        self.unpublished().is_some_and(|checkpoint| checkpoint.snapshot == snapshot)
+        self.unpublished().is_some_and(|whole| whole.checkpoint.snapshot == snapshot)
     }
 
     /// What brings it further once no process lives; absent while the relay has the word.
@@ -70,7 +85,7 @@ impl Leave {
         match &self.last {
             Last::ToTake { read: true } => Some(Operation::PassTwo),
             Last::ToTake { read: false } => Some(Operation::Whole),
-            Last::Taken(checkpoint) => Some(Operation::Upload { snapshot: checkpoint.snapshot }),
+            Last::Taken(whole) => Some(Operation::Upload { snapshot: whole.checkpoint.snapshot }),
             Last::Told(_) => None,
         }
     }
@@ -90,6 +105,15 @@ impl Attempt {
         self.leave.by.filter(|_| self.record.phase == Phase::Running)
     }
 
+    pub(super) fn salvaged_until(&self) -> Option<BootMs> {
+        self.leave.until.filter(|_| self.is_salvaged())
+    }
+
+    /// How it is told once its last checkpoint is safe, or given up.
+    fn leaves_as(&self) -> EndCause {
+        if self.is_salvaged() { EndCause::Reclaimed } else { EndCause::Left }
+    }
+
     /// All that it waits for before it leaves has come.
     pub(super) fn is_ready_to_leave(&self, now: Now) -> bool {
         self.leave.saved || self.leave.by.is_some_and(|by| by <= now.boot)
@@ -105,7 +129,7 @@ impl Provider {
     pub(super) fn leaving(&self) -> u32 {
         let leaves = |attempt: &&Attempt| match attempt.record.phase {
             Phase::Running => attempt.is_told_to_leave(),
-            Phase::Leaving { .. } => true,
+            Phase::Leaving { reclaimed, .. } => !reclaimed,
             Phase::Pull
             | Phase::Stage
             | Phase::Create
@@ -198,7 +222,7 @@ impl Provider {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         attempt.kills = 1;
         attempt.next_kill = Some(now.boot + Millis(150));
-        self.set_leaving(name, false, out);
+        self.set_leaving(name, Phase::Leaving { exited: false, reclaimed: false }, now, out);
         Self::say(name, ToInit::End { seq }, out);
         self.advance(name, now, out);
     }
@@ -208,6 +232,7 @@ impl Provider {
         &mut self,
         name: &AttemptRef,
         memory_limit: bool,
+        now: Now,
         out: &mut Vec<Effect>,
     ) -> bool {
         let Some(attempt) = self.attempts.get_mut(name) else { return false };
@@ -215,25 +240,26 @@ impl Provider {
         if attempt.record.phase != Phase::Running || !attempt.is_told_to_leave() || memory_limit {
             return false;
         }
-        self.set_leaving(name, true, out);
+        self.set_leaving(name, Phase::Leaving { exited: true, reclaimed: false }, now, out);
         Self::say(name, ToInit::ExitSeen, out);
         true
     }
 
     /// No process of it is left, and nobody said why.
-    pub(super) fn gone_to_leave(&mut self, name: &AttemptRef, out: &mut Vec<Effect>) {
-        self.set_leaving(name, false, out);
+    pub(super) fn gone_to_leave(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
+        self.set_leaving(name, Phase::Leaving { exited: false, reclaimed: false }, now, out);
     }
 
     /// Whatever is under way is dropped, but for a first pass: the second goes on from it.
-    fn set_leaving(&mut self, name: &AttemptRef, exited: bool, out: &mut Vec<Effect>) {
+    pub(super) fn set_leaving(&mut self, name: &AttemptRef, phase: Phase, now: Now, out: &mut Vec<Effect>) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
+        attempt.leave.still = Some(now.boot);
         attempt.checkpoints.drop_step();
         if attempt.op() != Some(Operation::PassOne) {
             attempt.give_up_op();
             out.push(Effect::GiveUp { attempt: name.clone() });
         }
-        self.set_phase(name, Phase::Leaving { exited }, out);
+        self.set_phase(name, phase, out);
     }
 
     /// An operation of an attempt that leaves brought something about.
@@ -249,12 +275,12 @@ impl Provider {
         match (last, outcome) {
             (Last::ToTake { .. }, Outcome::PassOne) => attempt.leave.last = Last::ToTake { read: true },
             (Last::ToTake { .. }, Outcome::Taken(taken)) => self.last_taken(name, taken, now, out),
-            (Last::Taken(checkpoint), Outcome::Uploaded) => {
-                out.push(Effect::ToRelay(ToRelay::Publish {
-                    attempt: name.clone(),
-                    checkpoint: checkpoint.clone(),
-                }));
-                attempt.leave.last = Last::Told(checkpoint);
+            (Last::Taken(whole), Outcome::Uploaded) => {
+                out.push(whole.publish(name, now));
+                if let Some(since) = attempt.leave.sending.take() {
+                    self.pace.sent(whole.checkpoint.new_bytes, now.boot - since);
+                }
+                attempt.leave.last = Last::Told(whole);
             }
             (last, _) => attempt.leave.last = last,
         }
@@ -263,21 +289,19 @@ impl Provider {
     fn last_taken(&mut self, name: &AttemptRef, taken: Taken, now: Now, out: &mut Vec<Effect>) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         attempt.succeeded();
-        let exited = matches!(attempt.record.phase, Phase::Leaving { exited: true });
-        let quality =
-            if exited { Quality::Quiet } else { attempt.checkpoints.quality(taken.newest_change_ns) };
-        if attempt.checkpoints.is_known(taken.newest_change_ns, quality) {
-            return self.over(name, EndCause::Left, None, now, out);
+        let exited = matches!(attempt.record.phase, Phase::Leaving { exited: true, .. });
+        let still = attempt.leave.still.unwrap_or(now.boot);
+        let whole = attempt.checkpoints.whole(&taken, name.token, Millis(0), still, exited, now);
+        let at_stake = attempt.leave.at_stake;
+        match whole.filter(|whole| self.is_worth_sending(at_stake, whole.checkpoint.new_bytes)) {
+            Some(whole) => {
+                if let Some(attempt) = self.attempts.get_mut(name) {
+                    attempt.leave.sending = Some(now.boot);
+                    attempt.leave.last = Last::Taken(whole);
+                }
+            }
+            None => self.has_left(name, now, out),
         }
-        attempt.leave.last = Last::Taken(Checkpoint {
-            snapshot: taken.snapshot,
-            quality,
-            token: name.token,
-            bytes: taken.bytes,
-            new_bytes: taken.new_bytes,
-            stopped: Millis(0),
-            at: None,
-        });
     }
 
     pub(super) fn last_published(
@@ -291,7 +315,7 @@ impl Provider {
             return;
         };
         attempt.record.published = Some(snapshot);
-        self.over(name, EndCause::Left, None, now, out);
+        self.has_left(name, now, out);
     }
 
     /// A newer attempt counts, or the job is final.
@@ -303,7 +327,13 @@ impl Provider {
         out: &mut Vec<Effect>,
     ) {
         if self.attempts.get(name).is_some_and(|a| a.leave.waits_for(snapshot)) {
-            self.over(name, EndCause::Left, None, now, out);
+            self.has_left(name, now, out);
+        }
+    }
+
+    fn has_left(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
+        if let Some(cause) = self.attempts.get(name).map(Attempt::leaves_as) {
+            self.over(name, cause, None, now, out);
         }
     }
 
@@ -324,7 +354,7 @@ impl Provider {
             _ => attempt.leave.last = Last::ToTake { read: false },
         }
         if refused && tries >= LAST_TRIES {
-            self.over(name, EndCause::Left, None, now, out);
+            self.has_left(name, now, out);
         }
     }
 }

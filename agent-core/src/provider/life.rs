@@ -282,7 +282,9 @@ impl Provider {
                 if news {
                     self.tell_state(name, out);
                 }
-                self.leave_troubled(name, what, &trouble, now, out);
+                if !self.salvage_troubled(name, what, now, out) {
+                    self.leave_troubled(name, what, &trouble, now, out);
+                }
             }
             Phase::Ending { .. } | Phase::Over { .. } => {
                 attempt.retry_later(now);
@@ -365,10 +367,10 @@ impl Provider {
                     self.say_leave(name, now, out);
                 }
             }
-            Phase::Finishing { .. } | Phase::Leaving { exited: true } => {
+            Phase::Finishing { .. } | Phase::Leaving { exited: true, .. } => {
                 out.push(say(Word::Plain(ToInit::ExitSeen)));
             }
-            Phase::Leaving { exited: false } | Phase::Ending { .. } | Phase::Over { .. } => {
+            Phase::Leaving { exited: false, .. } | Phase::Ending { .. } | Phase::Over { .. } => {
                 out.push(say(Word::Plain(ToInit::End { seq })))
             }
         }
@@ -388,7 +390,7 @@ impl Provider {
     }
 
     fn exited(&mut self, name: &AttemptRef, exit: Exit, memory_limit: bool, now: Now, out: &mut Vec<Effect>) {
-        if self.exited_to_leave(name, memory_limit, out) {
+        if self.exited_to_leave(name, memory_limit, now, out) {
             return self.advance(name, now, out);
         }
         let Some(attempt) = self.attempts.get_mut(name) else { return };
@@ -425,6 +427,7 @@ impl Provider {
         for name in names {
             self.kill_if_due(&name, now, out);
             self.leave_on_time(&name, now, out);
+            self.salvage_on_time(&name, now, out);
             self.checkpoint_on_time(&name, now, out);
             self.advance(&name, now, out);
             self.forget_if_done(&name);

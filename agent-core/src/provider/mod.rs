@@ -22,6 +22,7 @@ mod leave;
 mod life;
 mod reclaim;
 mod reconcile;
+mod salvage;
 mod second_way;
 mod sharing;
 #[cfg(test)]
@@ -68,6 +69,7 @@ pub struct Provider {
     /// GPUs that have not been seen free since their last guest ended.
     vestiges: BTreeMap<GpuUuid, Vestige>,
     last_receipt: Option<Receipt>,
+    pace: salvage::Pace,
     /// Our containers were listed since the engine came back; only then is a container's absence
     /// worth anything.
     reconciled: bool,
@@ -102,6 +104,7 @@ impl Provider {
             reclaims: Vec::new(),
             vestiges: BTreeMap::new(),
             last_receipt: None,
+            pace: salvage::Pace::default(),
             reconciled: false,
             list_at: None,
             to_adopt: true,

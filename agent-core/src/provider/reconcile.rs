@@ -124,7 +124,7 @@ impl Provider {
             return;
         }
         let is_to_end =
-            matches!(attempt.record.phase, Phase::Ending { .. } | Phase::Leaving { exited: false });
+            matches!(attempt.record.phase, Phase::Ending { .. } | Phase::Leaving { exited: false, .. });
         // Its init is watched by this run of ours, which tells its end. The list is older than what
         // was done since it was asked for: it may not show what has just been started.
         if attempt.attached {

@@ -64,12 +64,25 @@ pub struct WishRecord {
     /// The longest that a job which must leave is waited for, whatever its spec asks for.
     #[serde(default = "WishRecord::grace")]
     pub grace: Millis,
+    /// What a reclaimed job left may be saved for it afterwards.
+    #[serde(default = "WishRecord::salvage")]
+    pub salvage: bool,
 }
 
 impl WishRecord {
     /// What the owner wishes before saying anything: to lend nothing.
     pub fn new(caps: Caps) -> Self {
-        Self { machine: Wish::NotSharing, gpus: BTreeMap::new(), caps, grace: Self::grace() }
+        Self {
+            machine: Wish::NotSharing,
+            gpus: BTreeMap::new(),
+            caps,
+            grace: Self::grace(),
+            salvage: Self::salvage(),
+        }
+    }
+
+    fn salvage() -> bool {
+        true
     }
 
     fn grace() -> Millis {
@@ -118,10 +131,12 @@ pub enum Phase {
         exit: Exit,
         memory_limit: bool,
     },
-    /// It was told to leave, and has ended (`exited`: by itself) or is being ended; what it left is
-    /// being saved as its last checkpoint.
+    /// It was told to leave, and has ended (`exited`: by itself) or is being ended, or it was
+    /// `reclaimed`; what it left is being saved as its last checkpoint.
     Leaving {
         exited: bool,
+        #[serde(default)]
+        reclaimed: bool,
     },
     /// It must end for a reason of ours; its processes may still live.
     Ending {

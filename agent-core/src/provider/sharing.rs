@@ -62,6 +62,7 @@ impl Provider {
         caps.memory = request.memory.unwrap_or(caps.memory);
         caps.disk = request.disk.unwrap_or(caps.disk);
         self.wish.grace = request.grace.map_or(self.wish.grace, |grace| grace.0);
+        self.wish.salvage = request.salvage.unwrap_or(self.wish.salvage);
         let Some(on) = request.on else { return };
         let wish = if on { Wish::Sharing { until: request.until } } else { Wish::NotSharing };
         match request.gpu {
@@ -156,6 +157,7 @@ impl Provider {
             gpus: self.wish.gpus.iter().map(|(gpu, wish)| (gpu.0.clone(), *wish)).collect(),
             caps: self.wish.caps,
             grace: Span(self.wish.grace),
+            salvage: self.wish.salvage,
             leaving,
             egress: self.egress.clone(),
             open: self.is_open(),

@@ -173,6 +173,7 @@ fn share() -> ShareStatus {
         why: "nothing is lent".to_owned(),
         egress: Default::default(),
         grace: Default::default(),
+        salvage: true,
         leaving: 0,
     }
 }

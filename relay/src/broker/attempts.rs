@@ -4,7 +4,7 @@
 use gpunion_protocol::ids::{AttemptRef, DeviceId, SnapshotId};
 use gpunion_protocol::job::{AttemptState, Checkpoint, EndCause, Image, PrepareStep};
 use gpunion_protocol::session::ToAgent;
-use gpunion_protocol::time::Now;
+use gpunion_protocol::time::{Millis, Now, WallMs};
 use gpunion_protocol::units::Bytes;
 
 use super::record::{Attempt, JobEnd};
@@ -33,17 +33,23 @@ impl Broker {
         if let Some(live) = self.live.get_mut(&named) {
             live.heard = true;
         }
+        self.quits(&named, &state, now);
         let Some(attempt) = self.attempt_mut(&named) else { return };
+        let mut runs = false;
         // The end comes as `Ended`, with its result; a word that was overtaken changes nothing.
         let changed = !state.is_ended() && rank(&state) >= rank(&attempt.state) && attempt.state != state;
         if changed {
             if rank(&state) == RUNNING && !attempt.ran {
                 attempt.ran = true;
                 attempt.started = Some(now.wall);
+                runs = true;
             }
             attempt.state = state;
             self.touch(&named);
             self.stirred.insert(named.job.clone());
+        }
+        if runs {
+            self.has_moved(&named, now);
         }
         let note = note.map(clip);
         let told = self.live.get_mut(&named).map(|live| std::mem::replace(&mut live.note, note.clone()));
@@ -74,6 +80,7 @@ impl Broker {
         device: &DeviceId,
         named: AttemptRef,
         mut checkpoint: Checkpoint,
+        age: Millis,
         now: Now,
     ) {
         let snapshot = checkpoint.snapshot;
@@ -90,6 +97,8 @@ impl Broker {
         }
         checkpoint.token = named.token;
         checkpoint.at = Some(now.wall);
+        let age = i64::try_from(age.0).unwrap_or(i64::MAX);
+        checkpoint.taken = Some(WallMs(now.wall.0.saturating_sub(age)));
         let size = Bytes(checkpoint.new_bytes);
         if let Some(course) = self.courses.get_mut(&named.job) {
             if let Some(doubted) = course.doubted.take() {
@@ -164,7 +173,9 @@ impl Broker {
     /// The attempt's own final state. Whether its device still has something of it is apart.
     pub(super) fn close(&mut self, named: &AttemptRef, cause: EndCause, now: Now) {
         self.settle(named, now);
+        let quit = self.quit_at(named, &cause, now);
         if let Some(attempt) = self.attempt_mut(named) {
+            attempt.quit.get_or_insert(quit);
             attempt.state = AttemptState::Ended { cause };
             attempt.ended = Some(now.wall);
             self.touch(named);

@@ -29,6 +29,7 @@ mod group;
 mod jobs;
 mod keys;
 mod lease;
+mod moves;
 mod placement;
 mod presence;
 mod queue;
@@ -112,6 +113,8 @@ pub struct Broker {
     finished: BTreeMap<MemberId, Finished>,
     next_number: u64,
     next_finished: u64,
+    /// Moves since this relay started.
+    moves: u64,
 
     // Of this run of the relay alone.
     /// Until a lease after its start nobody knows who is still there.
@@ -166,6 +169,7 @@ impl Broker {
             finished: BTreeMap::new(),
             next_number: 1,
             next_finished: 1,
+            moves: 0,
             settling_until: None,
             presence: BTreeMap::new(),
             live: BTreeMap::new(),
@@ -241,6 +245,11 @@ impl Broker {
         self.epoch
     }
 
+    /// Moves of jobs since this relay started.
+    pub fn moves(&self) -> u64 {
+        self.moves
+    }
+
     fn heard(&mut self, device: &DeviceId, message: ToRelay, now: Now) {
         match message {
             ToRelay::Hello { wire, agent: _ } => self.hello(device, wire, now),
@@ -248,7 +257,9 @@ impl Broker {
             ToRelay::Renew { seq, attempts } => self.renew(device, seq, attempts, now),
             ToRelay::State { attempt, state, note } => self.attempt_state(device, attempt, state, note, now),
             ToRelay::ImageDigest { attempt, digest } => self.image_digest(device, &attempt, digest),
-            ToRelay::Publish { attempt, checkpoint } => self.publish(device, attempt, checkpoint, now),
+            ToRelay::Publish { attempt, checkpoint, age } => {
+                self.publish(device, attempt, checkpoint, age, now);
+            }
             ToRelay::Ended { attempt, cause, result } => self.ended(device, attempt, cause, result, now),
             ToRelay::Wrapped { job, key } => self.wrapped(device, &job, key),
             // The driver keeps logs and answers beats; neither decides anything.

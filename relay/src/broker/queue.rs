@@ -110,6 +110,8 @@ impl Broker {
             placed: now.wall,
             started: None,
             ended: None,
+            quit: None,
+            moved: None,
         };
         let named = attempt.named();
         let how = match (number.0, attempt.from) {

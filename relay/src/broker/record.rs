@@ -10,7 +10,7 @@ use gpunion_protocol::http::Role;
 use gpunion_protocol::ids::{
     AttemptNo, AttemptRef, DeviceId, GpuUuid, InviteId, JobId, MemberId, SnapshotId, Token,
 };
-use gpunion_protocol::job::{AttemptState, Blob, Checkpoint, DataInput, EndCause, Image, WrappedKey};
+use gpunion_protocol::job::{AttemptState, Blob, Checkpoint, DataInput, EndCause, Image, Moved, WrappedKey};
 use gpunion_protocol::spec::JobSpec;
 use gpunion_protocol::time::WallMs;
 use serde::{Deserialize, Serialize};
@@ -215,6 +215,12 @@ pub struct Attempt {
     pub placed: WallMs,
     pub started: Option<WallMs>,
     pub ended: Option<WallMs>,
+    /// When it computed last, as far as is known; absent while it may.
+    #[serde(default)]
+    pub quit: Option<WallMs>,
+    /// What it cost that the job goes on here.
+    #[serde(default)]
+    pub moved: Option<Moved>,
 }
 
 impl Attempt {

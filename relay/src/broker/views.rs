@@ -222,6 +222,7 @@ impl Broker {
             started: attempt.started,
             ended: attempt.ended,
             standin: attempt.standin,
+            moved: attempt.moved.clone(),
         }
     }
 

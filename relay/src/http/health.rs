@@ -41,6 +41,7 @@ struct Group {
     devices: u64,
     connected: u64,
     gpus_free: u64,
+    moves: u64,
 }
 
 impl Group {
@@ -53,6 +54,7 @@ impl Group {
             devices: 0,
             connected: 0,
             gpus_free: 0,
+            moves: broker.moves(),
         };
         let (jobs, attempts, attempts_open) = broker.tally();
         group.jobs.extend(jobs);
@@ -88,6 +90,7 @@ fn render(app: &App, group: &Group) -> Result<String, std::fmt::Error> {
     ];
     let totals = [
         ("attempts_total", "Attempts of the jobs that are kept.", group.attempts),
+        ("moves_total", "Jobs that went on in a later attempt, since start.", group.moves),
         ("events_total", "Events handled since start.", load(&counts.events)),
         ("commits_total", "Transactions since start.", load(&counts.commits)),
         ("commits_failed_total", "Failed transactions since start.", load(&counts.commits_failed)),

@@ -102,7 +102,7 @@ impl Reading<'_> {
             ToRelay::Log { attempt, offset, bytes } => {
                 return self.keep_log(attempt, *offset, bytes).await;
             }
-            ToRelay::Publish { attempt, checkpoint } => {
+            ToRelay::Publish { attempt, checkpoint, .. } => {
                 if !self.is_here(&checkpoint.snapshot).await {
                     return self.refuse(attempt, checkpoint).await;
                 }

@@ -184,8 +184,9 @@ async fn a_checkpoint_counts_only_when_its_snapshot_is_here() {
         new_bytes: 0,
         stopped: Millis(3),
         at: None,
+        taken: None,
     };
-    let publish = ToRelay::Publish { attempt: attempt.clone(), checkpoint };
+    let publish = ToRelay::Publish { attempt: attempt.clone(), checkpoint, age: Millis(0) };
     agent.say(&publish).await;
     agent.until("a refusal", |m| matches!(m, ToAgent::PublishRefused { .. })).await;
     let cause = EndCause::Exited { code: 0 };

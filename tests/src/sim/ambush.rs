@@ -53,6 +53,14 @@ impl World {
         if self.foul_to_agent(host, &attempt, "assign") {
             let at = self.at;
             self.trace.say(at, || format!("{attempt} is assigned once more on {host}"));
+            // A relay that still counts it would never say that: what it publishes now is anybody's guess.
+            let counts = self.relay.broker.as_ref().is_some_and(|broker| {
+                let known = broker.attempt(&attempt.job, attempt.token.attempt);
+                known.is_some_and(|known| !known.state.is_ended())
+            });
+            if counts {
+                self.reference.lied_about(&attempt.job);
+            }
             self.hosts[host].lurking.extend(["pull", "stage", "create", BEFORE_START]);
             self.spring(host);
         }

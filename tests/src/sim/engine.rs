@@ -123,7 +123,7 @@ impl World {
                         .insert(attempt.clone(), Workspace { content, changed_ns });
                 }
             }
-            Operation::Start if machine.guest(attempt).is_none() => {
+            Operation::Start if machine.containers.get(attempt).is_some_and(|c| !c.started) => {
                 machine.start(attempt, None, at);
                 if machine.guest(attempt).is_some() {
                     self.physical_start(host, attempt);
@@ -229,11 +229,15 @@ impl World {
         Ok(Outcome::Staged)
     }
 
-    /// A container that an earlier run made is found by its name.
+    /// A container that an earlier run made is found by its name; one that has run and ended is made
+    /// anew.
     fn create(&mut self, host: usize, attempt: &AttemptRef, plan: &Plan) -> String {
         let id = format!("{:016x}", u64::from_le_bytes(self.chance.bytes()));
         let machine = &mut self.hosts[host].machine;
-        let made = Container { id, gpus: plan.gpus.clone(), guest: None, end_file: false };
+        let made = Container { id, gpus: plan.gpus.clone(), guest: None, started: false, end_file: false };
+        if machine.containers.get(attempt).is_some_and(|c| c.started && c.guest.is_none()) {
+            machine.containers.remove(attempt);
+        }
         machine.containers.entry(attempt.clone()).or_insert(made).id.clone()
     }
 
@@ -243,6 +247,10 @@ impl World {
         if let Some(guest) = machine.guest_mut(attempt) {
             guest.connected = Some(run);
             return Ok(Outcome::Started { process: guest.process });
+        }
+        if machine.containers.get(attempt).is_some_and(|container| container.started) {
+            let reason = "the guest ended before its program began".to_owned();
+            return Err(Trouble::Refused { reason });
         }
         let Some(process) = machine.start(attempt, Some(run), at) else {
             return Err(Trouble::Refused { reason: "no such container".to_owned() });

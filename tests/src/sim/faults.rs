@@ -247,7 +247,7 @@ impl World {
 
     fn owner_says(&mut self, host: usize) {
         let gpu = self.some_gpu(host);
-        let on = !self.chance.one_in(3);
+        let on = self.chance.coin();
         let for_ms = self.chance.one_in(3).then(|| self.chance.between(5_000, 300_000));
         self.after(1, Due::Owner { host, what: Owner::Share { on, gpu, for_ms } });
         if !on {

@@ -96,7 +96,7 @@ impl World {
             "publish" => {
                 let snapshot = self.whole(attempt)?;
                 self.reference.lied_about(&attempt.job);
-                ToRelay::Publish { attempt: name, checkpoint: checkpoint(attempt, snapshot) }
+                ToRelay::Publish { attempt: name, checkpoint: checkpoint(attempt, snapshot), age: Millis(0) }
             }
             "wrapped" => {
                 let device = self.hosts[self.chance.index(self.hosts.len())].device.clone();
@@ -118,7 +118,7 @@ impl World {
 
 fn checkpoint(attempt: &AttemptRef, snapshot: SnapshotId) -> Checkpoint {
     let (quality, token) = (Quality::Running, attempt.token);
-    Checkpoint { snapshot, quality, token, bytes: 1, new_bytes: 1, stopped: Millis(1), at: None }
+    Checkpoint { snapshot, quality, token, bytes: 1, new_bytes: 1, stopped: Millis(1), at: None, taken: None }
 }
 
 fn foul_state(event: &str) -> Option<AttemptState> {

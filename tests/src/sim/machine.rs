@@ -59,6 +59,8 @@ pub(super) struct Container {
     pub(super) id: String,
     pub(super) gpus: Vec<GpuUuid>,
     pub(super) guest: Option<Guest>,
+    /// It ran, or does: nobody starts it a second time.
+    pub(super) started: bool,
     /// The file `end` lies in its control folder.
     pub(super) end_file: bool,
 }
@@ -141,6 +143,7 @@ impl Machine {
         let process = ProcessId { pid: self.next_pid, start_time: at / 10 };
         let content = self.workspaces.get(attempt)?.content;
         let container = self.containers.get_mut(attempt)?;
+        container.started = true;
         if container.end_file {
             return Some(process);
         }

@@ -125,7 +125,7 @@ impl Net {
     pub(super) fn last_published(&self, wanted: &AttemptRef) -> Option<SnapshotId> {
         let said = self.sessions.values().flat_map(|session| session.said_to_relay.iter().rev());
         said.into_iter().find_map(|said| match said {
-            ToRelay::Publish { attempt, checkpoint } if attempt == wanted => Some(checkpoint.snapshot),
+            ToRelay::Publish { attempt, checkpoint, .. } if attempt == wanted => Some(checkpoint.snapshot),
             _ => None,
         })
     }

@@ -340,7 +340,7 @@ fn a_stale_attempt_ends_and_is_told_as_stale() {
 }
 
 #[test]
-fn sharing_off_takes_no_new_jobs_and_lets_the_present_one_finish() {
+fn sharing_off_takes_no_new_jobs_and_does_not_end_the_present_one_at_once() {
     let mut world = World::sharing();
     let name = attempt(1);
     world.run(&name);

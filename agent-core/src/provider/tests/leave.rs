@@ -84,7 +84,7 @@ fn a_job_that_says_saved_leaves_at_once_and_loses_nothing() {
     let at_ns = wall_ns(&world);
     world.init(&attempt(1), FromInit::Saved { at_ns });
     assert!(is_ended_by_word(&world.effects));
-    assert_eq!(phase(&world), Phase::Leaving { exited: false });
+    assert_eq!(phase(&world), Phase::Leaving { exited: false, reclaimed: false });
     assert_eq!(world.provider.attempt(&attempt(1)).unwrap().state(), AttemptState::Saving);
     assert_eq!(leaves(&mut world).quality, Quality::Quiet);
     assert_eq!(ended(&world.take()), Some((EndCause::Left, false)));
@@ -119,7 +119,7 @@ fn the_owners_limit_on_grace_wins_over_the_specs() {
     world.on(Event::Share { call, request });
     assert_eq!(leave_word(&world.effects).unwrap().1, world.now.boot + Millis(5_000));
     world.pass(Millis(5_000));
-    assert_eq!(phase(&world), Phase::Leaving { exited: false });
+    assert_eq!(phase(&world), Phase::Leaving { exited: false, reclaimed: false });
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn whoever_exits_when_it_is_told_has_not_finished_its_work() {
     for exit in [Exit::Code { code: 0 }, Exit::Code { code: 1 }, Exit::Signal { signal: 15 }] {
         let mut world = told();
         world.init(&attempt(1), FromInit::Exited(exit));
-        assert_eq!(phase(&world), Phase::Leaving { exited: true });
+        assert_eq!(phase(&world), Phase::Leaving { exited: true, reclaimed: false });
         assert_eq!(leaves(&mut world).quality, Quality::Quiet, "nobody wrote any more");
         assert_eq!(ended(&world.take()), Some((EndCause::Left, false)), "{exit:?}");
     }
@@ -237,7 +237,7 @@ fn a_reclaim_ends_who_is_leaving_and_a_saved_workspace_stays_wanted() {
     world.init(&attempt(1), FromInit::Exited(Exit::Code { code: 0 }));
     let call = world.call();
     world.on(Event::Reclaim { call, gpu: None });
-    assert_eq!(phase(&world), Phase::Leaving { exited: true });
+    assert_eq!(phase(&world), Phase::Leaving { exited: true, reclaimed: false });
     leaves(&mut world);
 }
 
@@ -265,7 +265,7 @@ fn lending_until_a_time_ends_with_the_machine_free() {
     world.pass(Millis(1));
     assert!(leave_word(&world.effects).is_some());
     world.pass(Millis(30_000));
-    assert_eq!(phase(&world), Phase::Leaving { exited: false });
+    assert_eq!(phase(&world), Phase::Leaving { exited: false, reclaimed: false });
 }
 
 #[test]
@@ -313,4 +313,63 @@ fn an_agent_that_is_killed_while_the_last_checkpoint_is_taken_takes_it_again() {
     assert_eq!(world.work(&name), Some(Operation::Whole));
     world.work(&name);
     assert!(published(&world.effects).is_some());
+}
+
+/// A guest that computed for this long since it began, and was reclaimed.
+fn reclaimed_after(time: Millis) -> World {
+    let mut world = World::sharing();
+    world.run(&attempt(1));
+    world.pass(time);
+    world.ops.clear();
+    world.take();
+    let call = world.call();
+    world.on(Event::Reclaim { call, gpu: None });
+    world
+}
+
+#[test]
+fn what_a_reclaimed_job_left_is_salvaged_and_the_end_is_told_after_that() {
+    let mut world = reclaimed_after(Millis(30_000));
+    world.gone(&attempt(1));
+    assert_eq!(phase(&world), Phase::Leaving { exited: false, reclaimed: true });
+    assert_eq!(ended(&world.effects), None);
+    assert_eq!(world.provider.share_status().leaving, 0, "its GPU is the owner's already");
+    leaves(&mut world);
+    assert_eq!(ended(&world.take()), Some((EndCause::Reclaimed, false)));
+}
+
+#[test]
+fn little_work_or_an_owner_who_forbids_it_leaves_nothing_to_salvage() {
+    let mut world = reclaimed_after(Millis(1_000));
+    world.gone(&attempt(1));
+    assert_eq!(ended(&world.take()), Some((EndCause::Reclaimed, false)));
+
+    let mut world = World::sharing();
+    let call = world.call();
+    world
+        .on(Event::Share { call, request: ShareRequest { salvage: Some(false), ..ShareRequest::default() } });
+    world.run(&attempt(1));
+    world.pass(Millis(30_000));
+    let call = world.call();
+    world.on(Event::Reclaim { call, gpu: None });
+    world.gone(&attempt(1));
+    assert_eq!(ended(&world.take()), Some((EndCause::Reclaimed, false)));
+}
+
+#[test]
+fn a_salvage_that_fails_or_takes_longer_than_it_saves_is_given_up() {
+    let name = attempt(1);
+    let mut world = reclaimed_after(Millis(30_000));
+    world.gone(&name);
+    let (op, _) = world.ops.remove(&name).unwrap();
+    let why = "the engine does not answer".to_owned();
+    world.on(Event::Done { attempt: name.clone(), op, outcome: Err(Trouble::Away { why }) });
+    assert_eq!(ended(&world.take()), Some((EndCause::Reclaimed, false)), "the job is not kept waiting");
+
+    let mut world = reclaimed_after(Millis(30_000));
+    world.gone(&name);
+    world.pass(Millis(29_999));
+    assert_eq!(ended(&world.effects), None);
+    world.pass(Millis(1));
+    assert_eq!(ended(&world.take()), Some((EndCause::Reclaimed, false)));
 }

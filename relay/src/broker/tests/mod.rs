@@ -6,6 +6,7 @@ mod good_world;
 mod group;
 mod leases;
 mod life;
+mod moves;
 mod placing;
 mod random;
 mod why;
@@ -13,7 +14,7 @@ mod why;
 use std::collections::BTreeMap;
 
 use gpunion_protocol::egress::EgressRule;
-use gpunion_protocol::http::{Role, Submit};
+use gpunion_protocol::http::{Event as Told, Role, Submit};
 use gpunion_protocol::ids::{
     AttemptRef, DeviceId, Epoch, GpuUuid, InviteId, JobId, MemberId, SnapshotId, Token,
 };
@@ -39,6 +40,8 @@ pub(super) struct World {
     counter: u64,
     finals: BTreeMap<JobId, JobState>,
     tips: BTreeMap<JobId, Token>,
+    /// What members were told in words.
+    pub(super) notes: Vec<String>,
 }
 
 impl World {
@@ -53,6 +56,7 @@ impl World {
             counter: 0,
             finals: BTreeMap::new(),
             tips: BTreeMap::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -64,6 +68,9 @@ impl World {
             // Only what it says that it forgets may be gone.
             if let Effect::Forget { job } = effect {
                 assert!(self.finals.remove(job).is_some(), "it was not final");
+            }
+            if let Effect::Announce { event: Told::Note { text, .. }, .. } = effect {
+                self.notes.push(text.clone());
             }
         }
         self.check();
@@ -293,7 +300,10 @@ impl World {
     }
 
     pub(super) fn publish(&mut self, device: &DeviceId, attempt: &AttemptRef, n: u8) -> Vec<Effect> {
-        self.say(device, ToRelay::Publish { attempt: attempt.clone(), checkpoint: checkpoint(attempt, n) })
+        self.say(
+            device,
+            ToRelay::Publish { attempt: attempt.clone(), checkpoint: checkpoint(attempt, n), age: Millis(0) },
+        )
     }
 
     pub(super) fn end(
@@ -325,6 +335,7 @@ pub(super) fn checkpoint(attempt: &AttemptRef, n: u8) -> Checkpoint {
         new_bytes: 10,
         stopped: Millis(5),
         at: None,
+        taken: None,
     }
 }
 

@@ -278,7 +278,9 @@ impl Run {
         }
         let message = match word {
             Word::State(n) => ToRelay::State { attempt, state: some_state(n), note: None },
-            Word::Publish(n) => ToRelay::Publish { checkpoint: checkpoint(&attempt, n), attempt },
+            Word::Publish(n) => {
+                ToRelay::Publish { checkpoint: checkpoint(&attempt, n), attempt, age: Millis(0) }
+            }
             Word::Ended(n) => {
                 let (cause, result) = some_end(n);
                 ToRelay::Ended { attempt, cause, result }

@@ -67,6 +67,11 @@ pub(super) const AGENT: Rules = &[
         why: "init is told nothing but its end before `running` is on the disk",
     },
     Rule {
+        states: &["leaving, init lives", "leaving"],
+        events: &["init: not started"],
+        why: "only what has begun is told to leave, and an init that comes back says in one piece that it did not",
+    },
+    Rule {
         states: &["pass two"],
         events: &["init: not started"],
         why: "init answers a stop when the program is there or is known not to start, and begins none while it is held",
