@@ -23,7 +23,6 @@ const OPEN_RENEWALS: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Link {
     up: Option<(Terms, Epoch)>,
-    pub(super) down_why: Option<String>,
     sent: BTreeMap<u64, BootMs>,
     next_renew: Option<BootMs>,
     seq: u64,
@@ -37,10 +36,9 @@ impl Link {
         self.up.is_some()
     }
 
-    pub(super) fn down(&mut self, why: String) {
+    pub(super) fn down(&mut self) {
         self.up = None;
         self.next_renew = None;
-        self.down_why = Some(why);
     }
 
     pub(super) fn next_time(&self) -> Option<BootMs> {
@@ -51,7 +49,6 @@ impl Link {
 impl Provider {
     pub(super) fn link_up(&mut self, terms: Terms, epoch: Epoch, now: Now, out: &mut Vec<Effect>) {
         self.link.up = Some((terms, epoch));
-        self.link.down_why = None;
         self.link.sent.clear();
         self.link.next_renew = Some(now.boot);
         self.offered = None;
@@ -136,11 +133,6 @@ impl Provider {
             // Keys, logs and heartbeats are the driver's and the session's.
             ToAgent::Welcome { .. } | ToAgent::WrapFor { .. } | ToAgent::LogKept { .. } | ToAgent::Beat => {}
         }
-    }
-
-    /// How long the relay has been away, for people.
-    pub fn link_trouble(&self) -> Option<&str> {
-        self.link.down_why.as_deref()
     }
 
     pub(super) fn renew_soon(&mut self, now: Now) {

@@ -145,7 +145,7 @@ impl Provider {
             Event::Reclaim { call, gpu } => self.reclaim(call, gpu, now, &mut out),
             Event::ReclaimedByHand { word } => self.reclaimed_by_hand(word, now, &mut out),
             Event::LinkUp { terms, epoch } => self.link_up(terms, epoch, now, &mut out),
-            Event::LinkDown { why } => self.link.down(why),
+            Event::LinkDown { why: _ } => self.link.down(),
             Event::GroupLeft => self.group_left(now, &mut out),
             Event::Relay(message) => self.relay_says(*message, now, &mut out),
             Event::Engine(engine) => self.engine_says(engine, now, &mut out),

@@ -409,9 +409,9 @@ impl Provider {
     fn heard_of(&mut self, gpu: Option<&GpuUuid>, now: Now, out: &mut Vec<Effect>) {
         self.stop_sharing(gpu);
         for name in self.hit_by(gpu) {
-            // A program that had ended by itself keeps its result.
+            // A program that had ended by itself keeps its result, and one that was leaving its work.
             let phase = self.attempts.get(&name).map(|attempt| &attempt.record.phase);
-            if !matches!(phase, Some(Phase::Finishing { .. })) {
+            if !matches!(phase, Some(Phase::Finishing { .. } | Phase::Leaving { .. })) {
                 self.end(&name, EndCause::Reclaimed, now, out);
             }
         }

@@ -9,7 +9,7 @@ use gpunion_protocol::time::{BootMs, Millis, WallMs};
 use gpunion_protocol::units::Span;
 
 use super::super::effect::{Effect, Operation, Word};
-use super::super::event::{Event, Outcome, Trouble};
+use super::super::event::{Event, Outcome, Taken, Trouble};
 use super::super::record::Phase;
 use super::flows::{ended, stop_seq};
 use super::world::{GPU, World, assignment, attempt, engine, snapshot};
@@ -372,4 +372,63 @@ fn a_salvage_that_fails_or_takes_longer_than_it_saves_is_given_up() {
     assert_eq!(ended(&world.effects), None);
     world.pass(Millis(1));
     assert_eq!(ended(&world.take()), Some((EndCause::Reclaimed, false)));
+}
+
+#[test]
+fn one_refusal_or_a_relay_that_is_away_for_long_gives_nothing_up() {
+    let mut world = told();
+    let name = attempt(1);
+    world.init(&name, FromInit::Exited(Exit::Code { code: 0 }));
+    world.gone(&name);
+    let fails = |world: &mut World, trouble: Trouble| {
+        let (op, _) = world.ops.remove(&name).unwrap();
+        world.on(Event::Done { attempt: name.clone(), op, outcome: Err(trouble) });
+        world.pass(Millis::from_secs(31));
+    };
+    fails(&mut world, Trouble::Refused { reason: "a file changed".to_owned() });
+    for _ in 0..20 {
+        fails(&mut world, Trouble::Away { why: "no answer".to_owned() });
+    }
+    assert_eq!(ended(&world.effects), None);
+    assert_eq!(world.work(&name), Some(Operation::Whole));
+}
+
+#[test]
+fn a_salvage_waits_for_a_relay_that_is_away_and_for_nothing_else() {
+    let name = attempt(1);
+    let away = |world: &mut World| {
+        let (op, what) = world.ops.remove(&name).unwrap();
+        assert!(matches!(what, Operation::Upload { .. }));
+        let why = "no answer".to_owned();
+        world.on(Event::Done { attempt: name.clone(), op, outcome: Err(Trouble::Away { why }) });
+    };
+    let mut world = reclaimed_after(Millis(60_000));
+    world.gone(&name);
+    assert_eq!(world.work(&name), Some(Operation::Whole));
+    world.on(Event::LinkDown { why: "cut".to_owned() });
+    away(&mut world);
+    world.pass(Millis(1_000));
+    assert!(matches!(world.work(&name), Some(Operation::Upload { .. })), "it is tried again");
+
+    let mut world = reclaimed_after(Millis(60_000));
+    world.gone(&name);
+    world.work(&name);
+    away(&mut world);
+    assert_eq!(ended(&world.take()), Some((EndCause::Reclaimed, false)));
+}
+
+#[test]
+fn a_salvage_whose_upload_would_take_longer_than_it_saves_is_not_sent() {
+    let name = attempt(1);
+    for (new_bytes, sent) in [(200_u64 << 20, true), (1_000 << 20, false)] {
+        // At 10 MiB/s, which is what is taken until something was measured: 20 s and 100 s.
+        let mut world = reclaimed_after(Millis(30_000));
+        world.gone(&name);
+        let (op, _) = world.ops.remove(&name).unwrap();
+        let taken = Taken { snapshot: snapshot(9), bytes: new_bytes, new_bytes, newest_change_ns: 900 };
+        world.on(Event::Done { attempt: name.clone(), op, outcome: Ok(Outcome::Taken(taken)) });
+        let upload = world.ops.get(&name).map(|(_, what)| *what);
+        assert_eq!(matches!(upload, Some(Operation::Upload { .. })), sent, "{new_bytes}");
+        assert_eq!(ended(&world.take()).is_none(), sent);
+    }
 }

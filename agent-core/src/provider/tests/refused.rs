@@ -7,7 +7,7 @@ use gpunion_protocol::gpu::{GpuSource, GpuView};
 use gpunion_protocol::guest::FromInit;
 use gpunion_protocol::ids::GpuUuid;
 use gpunion_protocol::job::{DataInput, EndCause};
-use gpunion_protocol::local::Wish;
+use gpunion_protocol::local::{ShareRequest, Wish};
 use gpunion_protocol::problem::{Code, Problem};
 use gpunion_protocol::session::{ToAgent, ToRelay};
 use gpunion_protocol::time::Millis;
@@ -145,5 +145,31 @@ fn a_guest_that_can_not_be_begun_ends_and_one_that_was_begun_does_not() {
         world.gone(&name);
         let (cause, _) = ended(&world.take()).unwrap();
         assert_eq!(cause == EndCause::CouldNotStart { reason }, !begun, "{cause:?}");
+    }
+}
+
+#[test]
+fn to_lend_nothing_or_a_gpu_that_is_not_there_is_refused_and_changes_nothing() {
+    let nothing = ShareRequest::default;
+    let refused = [
+        (
+            ShareRequest { on: Some(true), gpu: Some(GpuUuid("GPU-b".to_owned())), ..nothing() },
+            Code::NotFound,
+        ),
+        (ShareRequest { cpus: Some(0), ..nothing() }, Code::BadRequest),
+        (ShareRequest { memory: Some(Bytes(0)), ..nothing() }, Code::BadRequest),
+        (ShareRequest { disk: Some(Bytes(0)), ..nothing() }, Code::BadRequest),
+    ];
+    for (request, code) in refused {
+        let mut world = World::new();
+        let before = world.provider.wishes().clone();
+        let call = world.call();
+        world.on(Event::Share { call, request });
+        let answer = world.take().into_iter().find_map(|effect| match effect {
+            Effect::ShareAnswer { answer, .. } => Some(answer),
+            _ => None,
+        });
+        assert_eq!(answer.unwrap().unwrap_err().code, code);
+        assert_eq!(world.provider.wishes(), &before);
     }
 }

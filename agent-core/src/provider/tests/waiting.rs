@@ -1,7 +1,7 @@
 //! How long the machine waits before it does something again, to the millisecond.
 
 use gpunion_protocol::gpu::GpuView;
-use gpunion_protocol::guest::FromInit;
+use gpunion_protocol::guest::{Exit, FromInit};
 use gpunion_protocol::ids::{AttemptRef, Epoch};
 use gpunion_protocol::local::ShareRequest;
 use gpunion_protocol::session::{Terms, ToAgent, ToRelay};
@@ -10,7 +10,7 @@ use gpunion_protocol::time::{Millis, WallMs};
 use super::super::effect::{Effect, Operation};
 use super::super::event::{Event, Inventory, Outcome, Taken, Trouble};
 use super::flows::stop_seq;
-use super::world::{World, attempt, snapshot};
+use super::world::{BASELINE, PROCESS, World, attempt, snapshot};
 
 fn away(world: &mut World, name: &AttemptRef) {
     let (op, _) = world.ops.remove(name).unwrap();
@@ -134,4 +134,55 @@ fn a_checkpoint_without_news_does_not_travel_and_one_that_is_quiet_now_does() {
         two_passes(&mut world, &name, newest);
         assert_eq!(is_uploaded(&mut world, &name), travels, "newest change {newest}, saved {saved:?}");
     }
+}
+
+#[test]
+fn a_result_that_could_not_be_read_is_tried_again_when_its_time_has_come() {
+    let mut world = World::sharing();
+    let name = attempt(1);
+    world.run(&name);
+    world.init(&name, FromInit::Exited(Exit::Code { code: 0 }));
+    world.gone(&name);
+    let (op, _) = world.ops.remove(&name).unwrap();
+    let why = "no answer".to_owned();
+    world.on(Event::Done { attempt: name.clone(), op, outcome: Err(Trouble::Away { why }) });
+    let next = world.provider.poll_timeout().unwrap();
+    assert!(next <= world.now.boot + Millis(1_000), "{next:?}");
+    world.pass(Millis(1_000));
+    assert_eq!(world.work(&name), Some(Operation::Whole));
+}
+
+#[test]
+fn lending_again_forgets_a_reclaim_that_was_answered_and_nothing_else_does() {
+    let mut world = World::sharing();
+    world.run(&attempt(1));
+    world.gpu(BASELINE + 900, &[(PROCESS.pid, PROCESS.start_time, 900)]);
+    let call = world.call();
+    world.on(Event::Reclaim { call, gpu: None });
+    world.gone(&attempt(1));
+    world.pass(Millis::from_secs(10));
+    let share = |world: &mut World, on| {
+        let call = world.call();
+        world.on(Event::Share { call, request: ShareRequest { on, ..ShareRequest::default() } });
+        world.provider.share_status().why
+    };
+    assert_eq!(share(&mut world, None), "Nothing is lent: sharing is off");
+    let why = share(&mut world, Some(true));
+    assert!(!why.contains("under way"), "{why}");
+}
+
+#[test]
+fn an_end_that_was_seen_is_followed_by_a_renewal_without_it_soon() {
+    let mut world = World::sharing();
+    let name = attempt(1);
+    world.run(&name);
+    world.pass(Millis(1));
+    world.on(Event::Relay(Box::new(ToAgent::EndSeen { attempt: name })));
+    world.take();
+    let renews =
+        |world: &World| world.effects.iter().any(|e| matches!(e, Effect::ToRelay(ToRelay::Renew { .. })));
+    world.pass(Millis(499));
+    assert!(!renews(&world));
+    world.pass(Millis(1));
+    assert!(renews(&world), "the GPU is free for the next job");
 }

@@ -199,3 +199,14 @@ fn what_only_the_queue_knows_comes_first() {
         "Nova went silent and may return; until then: Nova, the only provider that fits, is offline"
     );
 }
+
+#[test]
+fn a_provider_that_lends_long_enough_is_not_called_too_short() {
+    // No one machine has all of it, and time is not what is missing.
+    let rooms = [
+        with("a", |r| (r.cpus, r.time_left) = (Cap::of(1), Some(Millis::from_secs(7_200)))),
+        with("b", |r| (r.memory, r.time_left) = (Cap::of(GIB), Some(Millis::from_secs(7_200)))),
+    ];
+    let sentence = why(&need(), &rooms, &Hint::default());
+    assert!(sentence.starts_with("No single provider has all of"), "{sentence}");
+}

@@ -1,0 +1,219 @@
+//! When a checkpoint is taken, how often it is tried, and when it is given up: each at its edge.
+
+use gpunion_protocol::guest::{FromInit, ToInit};
+use gpunion_protocol::session::{ToAgent, ToRelay};
+use gpunion_protocol::time::Millis;
+use gpunion_protocol::units::Span;
+
+use super::super::effect::{Effect, Operation, Word};
+use super::super::event::{Event, Trouble};
+use super::flows::stop_seq;
+use super::world::{GPU, World, assignment, attempt, snapshot};
+
+const EVERY: Millis = Millis(300_000);
+const STOP_MAX: Millis = Millis(2_000);
+
+/// A guest that computes and has said nothing.
+fn running() -> World {
+    let mut world = World::sharing();
+    let mut wanted = assignment(&attempt(1), &[GPU]);
+    wanted.spec.checkpoint.every = Span(EVERY);
+    wanted.spec.checkpoint.stop_max = Span(STOP_MAX);
+    world.assign_this(wanted);
+    for _ in 0..4 {
+        world.work(&attempt(1));
+    }
+    world.init(&attempt(1), FromInit::Started { pid: 2 });
+    world.take();
+    world
+}
+
+fn op(world: &World) -> Option<Operation> {
+    world.ops.get(&attempt(1)).map(|(_, what)| *what)
+}
+
+fn stopped(world: &mut World) {
+    let seq = stop_seq(&world.effects).expect("it is told to stop");
+    world.init(&attempt(1), FromInit::Stopped { seq, processes: 1, running: 0, took_us: 1 });
+}
+
+fn goes_on(world: &World) -> bool {
+    world.effects.iter().any(|e| matches!(e, Effect::Say { word: Word::Plain(ToInit::GoOn { .. }), .. }))
+}
+
+/// From pass one to the relay's answer.
+fn whole(world: &mut World) {
+    assert_eq!(world.work(&attempt(1)), Some(Operation::PassOne));
+    stopped(world);
+    assert_eq!(world.work(&attempt(1)), Some(Operation::PassTwo));
+    assert!(matches!(world.work(&attempt(1)), Some(Operation::Upload { .. })));
+    accepted(world);
+    world.take();
+}
+
+fn accepted(world: &mut World) {
+    let message = ToAgent::Published { attempt: attempt(1), snapshot: snapshot(7) };
+    world.on(Event::Relay(Box::new(message)));
+}
+
+fn fails(world: &mut World) {
+    let (op, _) = world.ops.remove(&attempt(1)).unwrap();
+    let outcome = Err(Trouble::Away { why: "no answer".to_owned() });
+    world.on(Event::Done { attempt: attempt(1), op, outcome });
+}
+
+#[test]
+fn one_is_due_each_every_and_no_sooner() {
+    let mut world = running();
+    world.pass(Millis(EVERY.0 - 1));
+    assert_eq!(op(&world), None);
+    world.pass(Millis(1));
+    whole(&mut world);
+    world.pass(Millis(EVERY.0 - 1));
+    assert_eq!(op(&world), None, "counted from when it was accepted");
+    world.pass(Millis(1));
+    assert_eq!(op(&world), Some(Operation::PassOne));
+}
+
+#[test]
+fn a_first_pass_that_took_too_long_is_repeated_three_times_at_most() {
+    let mut world = running();
+    world.pass(EVERY);
+    for _ in 0..2 {
+        world.pass(Millis(STOP_MAX.0 + 1));
+        assert_eq!(world.work(&attempt(1)), Some(Operation::PassOne));
+        assert_eq!(op(&world), Some(Operation::PassOne), "once more");
+        assert_eq!(stop_seq(&world.effects), None);
+    }
+    world.pass(Millis(STOP_MAX.0 + 1));
+    world.work(&attempt(1));
+    assert!(stop_seq(&world.effects).is_some(), "the third is the last");
+
+    let mut world = running();
+    world.pass(EVERY);
+    world.pass(STOP_MAX);
+    world.work(&attempt(1));
+    assert!(stop_seq(&world.effects).is_some(), "one that took no longer than a stop is enough");
+}
+
+#[test]
+fn whoever_says_saved_all_the_time_is_rested_for_three_times_what_it_took() {
+    let mut world = running();
+    world.init(&attempt(1), FromInit::Saved { at_ns: 100 });
+    world.pass(Millis(1_000));
+    whole(&mut world);
+    world.init(&attempt(1), FromInit::Saved { at_ns: 200 });
+    assert_eq!(op(&world), None);
+    world.pass(Millis(2_999));
+    assert_eq!(op(&world), None);
+    world.pass(Millis(1));
+    assert_eq!(op(&world), Some(Operation::PassOne));
+}
+
+#[test]
+fn what_has_not_changed_is_not_sent_again() {
+    let mut world = running();
+    world.pass(EVERY);
+    whole(&mut world);
+    world.pass(EVERY);
+    world.work(&attempt(1));
+    stopped(&mut world);
+    assert_eq!(world.work(&attempt(1)), Some(Operation::PassTwo));
+    assert_eq!(op(&world), None, "the relay has it");
+    // But the word that it saved makes it better than it was.
+    world.take();
+    world.init(&attempt(1), FromInit::Saved { at_ns: 1_000 });
+    world.work(&attempt(1));
+    stopped(&mut world);
+    world.work(&attempt(1));
+    assert!(matches!(op(&world), Some(Operation::Upload { .. })));
+}
+
+#[test]
+fn an_upload_that_fails_is_tried_again_until_the_next_one_is_due() {
+    let mut world = running();
+    world.pass(EVERY);
+    world.work(&attempt(1));
+    stopped(&mut world);
+    world.work(&attempt(1));
+    fails(&mut world);
+    assert_eq!(op(&world), None);
+    world.pass(Millis(1_000));
+    assert!(matches!(op(&world), Some(Operation::Upload { .. })));
+    world.pass(EVERY);
+    world.take();
+    fails(&mut world);
+    assert!(world.effects.contains(&Effect::GiveUp { attempt: attempt(1) }));
+    world.pass(Millis(60_000));
+    assert_eq!(op(&world), None);
+    world.pass(EVERY);
+    assert_eq!(op(&world), Some(Operation::PassOne), "the next is taken anew");
+}
+
+#[test]
+fn only_the_answer_to_its_own_stop_lets_the_second_pass_read() {
+    let mut world = running();
+    world.pass(EVERY);
+    world.work(&attempt(1));
+    let seq = stop_seq(&world.effects).unwrap();
+    world.init(&attempt(1), FromInit::Stopped { seq: seq + 1, processes: 1, running: 0, took_us: 1 });
+    assert_eq!(op(&world), None);
+    world.init(&attempt(1), FromInit::Stopped { seq, processes: 1, running: 1, took_us: 1 });
+    assert_eq!(op(&world), None, "one still runs");
+    world.init(&attempt(1), FromInit::Stopped { seq, processes: 1, running: 0, took_us: 1 });
+    assert_eq!(op(&world), Some(Operation::PassTwo));
+}
+
+#[test]
+fn a_stop_that_nobody_answers_is_given_up_in_time_and_says_why() {
+    let mut world = running();
+    world.pass(EVERY);
+    world.work(&attempt(1));
+    world.take();
+    world.pass(Millis(STOP_MAX.0 - 1));
+    assert!(!goes_on(&world));
+    world.pass(Millis(1));
+    assert!(goes_on(&world));
+    let note = world.provider.attempt(&attempt(1)).unwrap().note.clone().unwrap();
+    assert!(note.contains("not every process stood still"), "{note}");
+
+    let mut world = running();
+    world.pass(EVERY);
+    world.work(&attempt(1));
+    stopped(&mut world);
+    world.pass(STOP_MAX);
+    let note = world.provider.attempt(&attempt(1)).unwrap().note.clone().unwrap();
+    assert!(note.contains("too much changes"), "{note}");
+}
+
+#[test]
+fn a_checkpoint_tells_how_old_its_content_is() {
+    let age = |world: &World| {
+        world.effects.iter().rev().find_map(|effect| match effect {
+            Effect::ToRelay(ToRelay::Publish { age, .. }) => Some(*age),
+            _ => None,
+        })
+    };
+    let mut world = running();
+    world.pass(EVERY);
+    world.work(&attempt(1));
+    stopped(&mut world);
+    world.pass(Millis(500));
+    world.work(&attempt(1));
+    world.pass(Millis(7_000));
+    world.work(&attempt(1));
+    assert_eq!(age(&world), Some(Millis(7_500)), "since it stood still");
+    world.pass(Millis(10_000));
+    assert_eq!(age(&world), Some(Millis(17_500)), "and older when it is said again");
+
+    // What the program computed after it had saved is in no file.
+    let mut world = running();
+    let saved = world.now.wall.0 * 1_000_000;
+    world.init(&attempt(1), FromInit::Saved { at_ns: saved });
+    world.pass(Millis(1_500));
+    world.work(&attempt(1));
+    stopped(&mut world);
+    world.work(&attempt(1));
+    world.work(&attempt(1));
+    assert_eq!(age(&world), Some(Millis(1_500)));
+}
