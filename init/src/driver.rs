@@ -117,6 +117,7 @@ impl Driver {
         if self.signals.end_asked() {
             self.feed(Event::EndAsked);
         }
+        self.look();
         self.reap();
     }
 
@@ -152,6 +153,8 @@ impl Driver {
         if channel.read().is_err() {
             return self.lost();
         }
+        // What the program had put down before is told before what is answered.
+        self.look();
         for _ in 0..WORDS_AT_ONCE {
             let Some(channel) = &mut self.channel else { return };
             match channel.next_word() {

@@ -101,6 +101,7 @@ pub(crate) struct Machine {
     /// Before then it isn't counted, whatever happens.
     count_not_before: BootUs,
     disk_limit: u64,
+    told_to_leave: bool,
 }
 
 impl Machine {
@@ -122,6 +123,7 @@ impl Machine {
             count_at: None,
             count_not_before: now,
             disk_limit: 0,
+            told_to_leave: false,
         }
     }
 
@@ -249,7 +251,11 @@ impl Machine {
             ToInit::Signal { seq, signal } => out.push(Effect::SignalJob { seq, signal }),
             ToInit::Leave { seq, signal, deadline } => {
                 out.push(Effect::WriteLeaving { deadline });
-                out.push(Effect::SignalJob { seq, signal });
+                // Said again by an agent that comes back; to many programs a second signal means to
+                // stop saving and go.
+                if !std::mem::replace(&mut self.told_to_leave, true) {
+                    out.push(Effect::SignalJob { seq, signal });
+                }
             }
             ToInit::Deadline { at } => self.set_deadline(Some(at), now, out),
             ToInit::ExitSeen => match &self.phase {

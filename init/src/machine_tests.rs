@@ -428,3 +428,16 @@ fn what_was_saved_is_told_before_what_is_judged_by_it() {
         assert!(told < judged, "{:?}", world.heard);
     }
 }
+
+#[test]
+fn a_program_is_signalled_once_however_often_its_agent_says_that_it_must_leave() {
+    let mut machine = Machine::new(BootUs(0));
+    let signals = |machine: &mut Machine, deadline| {
+        let word = ToInit::Leave { seq: 1, signal: 15, deadline: BootMs(deadline) };
+        let effects = machine.handle(Event::Word(word), BootUs(1_000));
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::WriteLeaving { .. })));
+        effects.iter().filter(|effect| matches!(effect, Effect::SignalJob { .. })).count()
+    };
+    assert_eq!(signals(&mut machine, 60_000), 1);
+    assert_eq!(signals(&mut machine, 90_000), 0, "only the deadline is written anew");
+}

@@ -32,7 +32,7 @@ pub fn snapshot(provider: &Provider, around: &Around, now: Now) -> Snapshot {
         wish: provider.wish_of(&sample.uuid),
         lent_to: provider
             .attempts()
-            .find(|a| !a.record.phase.is_over() && a.record.assignment.gpus.contains(&sample.uuid))
+            .find(|a| a.uses_gpus() && a.record.assignment.gpus.contains(&sample.uuid))
             .map(|a| a.name().clone()),
     });
     Snapshot {

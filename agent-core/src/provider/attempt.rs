@@ -107,6 +107,21 @@ impl Attempt {
         self.life == Life::MayLive
     }
 
+    /// Its GPUs are set aside for it, or in use; not while only what it left is being saved.
+    pub fn uses_gpus(&self) -> bool {
+        match self.record.phase {
+            Phase::Over { .. } => false,
+            Phase::Leaving { .. } => self.may_live(),
+            Phase::Pull
+            | Phase::Stage
+            | Phase::Create
+            | Phase::Start
+            | Phase::Running
+            | Phase::Finishing { .. }
+            | Phase::Ending { .. } => true,
+        }
+    }
+
     /// When the newest checkpoint of this attempt was accepted, and how long the job stood still.
     pub fn last_checkpoint(&self) -> Option<(WallMs, Millis)> {
         self.checkpoints.last
@@ -171,7 +186,10 @@ impl Attempt {
         let retry = self.retry_at.filter(|_| self.op.is_none() && may_operate && self.has_work());
         let kill = self.next_kill.filter(|_| self.may_live());
         let checkpoint = self.checkpoints.next_time(self, may_operate);
-        [retry, kill, checkpoint, self.leaves_by(), self.salvaged_until()].into_iter().flatten().min()
+        [retry, kill, checkpoint, self.leaves_by(), self.given_up_at().filter(|_| !self.may_live())]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Its phase is one in which an operation can bring it further.

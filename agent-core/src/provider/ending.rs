@@ -30,6 +30,8 @@ impl Provider {
         }
         attempt.life = Life::Gone;
         attempt.next_kill = None;
+        attempt.record.gone = Some(now.wall);
+        self.save_attempt(name);
         self.leave_vestiges(name, now);
         let Some(attempt) = self.attempts.get(name) else { return };
         match attempt.record.phase.clone() {
@@ -153,16 +155,17 @@ impl Provider {
         attempt.give_up_op();
         let record = &attempt.record;
         let from = record.started.unwrap_or(record.accepted);
+        let until = record.gone.unwrap_or(now.wall);
         let entry = HistoryEntry {
             attempt: name.clone(),
             name: record.assignment.spec.name.clone(),
             member: record.assignment.member_name.clone(),
             gpus: record.assignment.gpus.clone(),
             from,
-            until: now.wall,
-            lasted: Millis(now.wall.0.saturating_sub(from.0).max(0) as u64),
+            until,
+            lasted: Millis(until.0.saturating_sub(from.0).max(0) as u64),
             ended: cause.sentence(),
-            receipt: None,
+            receipt: record.receipt.as_deref().cloned(),
             contacts: record.contacts.clone(),
         };
         self.remember(entry);

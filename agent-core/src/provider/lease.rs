@@ -127,7 +127,7 @@ impl Provider {
             }
             ToAgent::PublishRefused { attempt, snapshot, reason } => {
                 self.publish_refused(&attempt, snapshot, &reason, now, out);
-                self.last_refused(&attempt, snapshot, now, out);
+                self.last_refused(&attempt, snapshot, now);
             }
             ToAgent::EndSeen { attempt } => self.end_seen(&attempt, now, out),
             // Keys, logs and heartbeats are the driver's and the session's.

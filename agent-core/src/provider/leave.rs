@@ -8,7 +8,7 @@
 //! last checkpoint. However a program ends that was told to leave, it has left: many save and exit
 //! with 0 when they are told to stop, and none of those has finished its work.
 
-use gpunion_protocol::guest::ToInit;
+use gpunion_protocol::guest::{Exit, ToInit};
 use gpunion_protocol::ids::{AttemptRef, SnapshotId};
 use gpunion_protocol::job::EndCause;
 use gpunion_protocol::local::Wish;
@@ -23,6 +23,8 @@ use super::record::Phase;
 
 /// A workspace that can't be read so often is given up; the job goes on from the checkpoint before.
 const LAST_TRIES: u32 = 5;
+/// A last checkpoint is tried for as long as the work that it saves took, and at least for this.
+const LAST_LEAST: Millis = Millis::from_secs(60);
 const SIGTERM: i32 = 15;
 
 /// What is only worth knowing while the agent lives.
@@ -34,9 +36,13 @@ pub(super) struct Leave {
     saved: bool,
     /// When nothing wrote to its workspace any more.
     still: Option<BootMs>,
-    /// A salvage is given up then; and the work that it is there for.
+    /// It is given up then: the job waits no longer than it saves.
     until: Option<BootMs>,
+    /// Of a salvage: the work that it is there for.
     at_stake: Option<Millis>,
+    /// The program ended by itself and was not just killed by the signal.
+    ended_well: bool,
+    refusals: u32,
     /// When the upload of the last checkpoint was begun.
     sending: Option<BootMs>,
     last: Last,
@@ -65,8 +71,8 @@ impl Leave {
         (self.until, self.at_stake) = (Some(until), Some(at_stake));
     }
 
-    pub(super) fn until_or(&mut self, until: BootMs) -> BootMs {
-        *self.until.get_or_insert(until)
+    pub(super) fn sends_now(&mut self, now: BootMs) {
+        self.sending = Some(now);
     }
 
     pub(super) fn unpublished(&self) -> Option<&Whole> {
@@ -105,8 +111,9 @@ impl Attempt {
         self.leave.by.filter(|_| self.record.phase == Phase::Running)
     }
 
-    pub(super) fn salvaged_until(&self) -> Option<BootMs> {
-        self.leave.until.filter(|_| self.is_salvaged())
+    /// When its last checkpoint is given up.
+    pub(super) fn given_up_at(&self) -> Option<BootMs> {
+        self.leave.until.filter(|_| matches!(self.record.phase, Phase::Leaving { .. }))
     }
 
     /// How it is told once its last checkpoint is safe, or given up.
@@ -231,6 +238,7 @@ impl Provider {
     pub(super) fn exited_to_leave(
         &mut self,
         name: &AttemptRef,
+        exit: Exit,
         memory_limit: bool,
         now: Now,
         out: &mut Vec<Effect>,
@@ -240,6 +248,8 @@ impl Provider {
         if attempt.record.phase != Phase::Running || !attempt.is_told_to_leave() || memory_limit {
             return false;
         }
+        // 128 and more is what a shell makes of a signal.
+        attempt.leave.ended_well = matches!(exit, Exit::Code { code } if code < 128);
         self.set_leaving(name, Phase::Leaving { exited: true, reclaimed: false }, now, out);
         Self::say(name, ToInit::ExitSeen, out);
         true
@@ -254,6 +264,8 @@ impl Provider {
     pub(super) fn set_leaving(&mut self, name: &AttemptRef, phase: Phase, now: Now, out: &mut Vec<Effect>) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         attempt.leave.still = Some(now.boot);
+        let until = now.boot + attempt.at_stake(now).max(LAST_LEAST);
+        attempt.leave.until.get_or_insert(until);
         attempt.checkpoints.drop_step();
         if attempt.op() != Some(Operation::PassOne) {
             attempt.give_up_op();
@@ -277,7 +289,7 @@ impl Provider {
             (Last::ToTake { .. }, Outcome::Taken(taken)) => self.last_taken(name, taken, now, out),
             (Last::Taken(whole), Outcome::Uploaded) => {
                 out.push(whole.publish(name, now));
-                if let Some(since) = attempt.leave.sending.take() {
+                if let Some(since) = attempt.leave.sending {
                     self.pace.sent(whole.checkpoint.new_bytes, now.boot - since);
                 }
                 attempt.leave.last = Last::Told(whole);
@@ -289,14 +301,13 @@ impl Provider {
     fn last_taken(&mut self, name: &AttemptRef, taken: Taken, now: Now, out: &mut Vec<Effect>) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         attempt.succeeded();
-        let exited = matches!(attempt.record.phase, Phase::Leaving { exited: true, .. });
+        let exited = attempt.leave.ended_well;
         let still = attempt.leave.still.unwrap_or(now.boot);
         let whole = attempt.checkpoints.whole(&taken, name.token, Millis(0), still, exited, now);
         let at_stake = attempt.leave.at_stake;
         match whole.filter(|whole| self.is_worth_sending(at_stake, whole.checkpoint.new_bytes)) {
             Some(whole) => {
                 if let Some(attempt) = self.attempts.get_mut(name) {
-                    attempt.leave.sending = Some(now.boot);
                     attempt.leave.last = Last::Taken(whole);
                 }
             }
@@ -318,20 +329,32 @@ impl Provider {
         self.has_left(name, now, out);
     }
 
-    /// A newer attempt counts, or the job is final.
-    pub(super) fn last_refused(
-        &mut self,
-        name: &AttemptRef,
-        snapshot: SnapshotId,
-        now: Now,
-        out: &mut Vec<Effect>,
-    ) {
-        if self.attempts.get(name).is_some_and(|a| a.leave.waits_for(snapshot)) {
+    /// It is sent again: where a newer attempt counts, or the job is final, the end is told too.
+    pub(super) fn last_refused(&mut self, name: &AttemptRef, snapshot: SnapshotId, now: Now) {
+        let Some(attempt) = self.attempts.get_mut(name).filter(|a| a.leave.waits_for(snapshot)) else {
+            return;
+        };
+        if let Last::Told(whole) = std::mem::take(&mut attempt.leave.last) {
+            attempt.leave.last = Last::Taken(whole);
+        }
+        attempt.retry_later(now);
+    }
+
+    pub(super) fn last_on_time(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        if !matches!(attempt.record.phase, Phase::Leaving { .. }) {
+            return;
+        }
+        // After a restart of the agent nobody knows any more how much work there is to save.
+        let until = *attempt.leave.until.get_or_insert(now.boot + LAST_LEAST);
+        let forbidden = attempt.is_salvaged() && !self.wish.salvage;
+        if !attempt.may_live() && (until <= now.boot || forbidden) {
+            out.push(Effect::GiveUp { attempt: name.clone() });
             self.has_left(name, now, out);
         }
     }
 
-    fn has_left(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
+    pub(super) fn has_left(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
         if let Some(cause) = self.attempts.get(name).map(Attempt::leaves_as) {
             self.over(name, cause, None, now, out);
         }
@@ -346,14 +369,15 @@ impl Provider {
         out: &mut Vec<Effect>,
     ) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
-        let tries = attempt.retry_later(now);
+        attempt.retry_later(now);
         let refused = matches!(trouble, Trouble::Refused { .. });
         match what {
             Operation::Upload { .. } if !refused => {}
             // What a first pass had is gone with it; what can't be sent as it is, is taken anew.
             _ => attempt.leave.last = Last::ToTake { read: false },
         }
-        if refused && tries >= LAST_TRIES {
+        attempt.leave.refusals += u32::from(refused);
+        if attempt.leave.refusals >= LAST_TRIES {
             self.has_left(name, now, out);
         }
     }

@@ -54,6 +54,8 @@ impl Provider {
             traces: GuestTraces::default(),
             published: None,
             told_to_leave: None,
+            gone: None,
+            receipt: None,
             contacts: None,
         };
         self.attempts.insert(name.clone(), Attempt::new(record, now));
@@ -147,6 +149,9 @@ impl Provider {
             Phase::Over { cleaned: false, .. } => Operation::Clean,
             Phase::Over { cleaned: true, .. } => return,
         };
+        if let (Operation::Upload { .. }, Some(attempt)) = (what, self.attempts.get_mut(name)) {
+            attempt.leave.sends_now(now.boot);
+        }
         self.run(name, what, out);
     }
 
@@ -390,7 +395,7 @@ impl Provider {
     }
 
     fn exited(&mut self, name: &AttemptRef, exit: Exit, memory_limit: bool, now: Now, out: &mut Vec<Effect>) {
-        if self.exited_to_leave(name, memory_limit, now, out) {
+        if self.exited_to_leave(name, exit, memory_limit, now, out) {
             return self.advance(name, now, out);
         }
         let Some(attempt) = self.attempts.get_mut(name) else { return };
@@ -427,7 +432,7 @@ impl Provider {
         for name in names {
             self.kill_if_due(&name, now, out);
             self.leave_on_time(&name, now, out);
-            self.salvage_on_time(&name, now, out);
+            self.last_on_time(&name, now, out);
             self.checkpoint_on_time(&name, now, out);
             self.advance(&name, now, out);
             self.forget_if_done(&name);

@@ -130,7 +130,9 @@ impl Provider {
             provider.leave_vestiges(&name, now);
         }
         provider.history.sort_by_key(|entry| entry.until);
-        provider.last_receipt = provider.history.iter().rev().find_map(|entry| entry.receipt.clone());
+        let filed = provider.history.iter().filter_map(|entry| entry.receipt.as_ref());
+        let to_file = provider.attempts.values().filter_map(|a| a.record.receipt.as_deref());
+        provider.last_receipt = filed.chain(to_file).max_by_key(|receipt| receipt.at).cloned();
         provider
     }
 

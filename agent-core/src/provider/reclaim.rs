@@ -389,6 +389,14 @@ impl Provider {
     }
 
     fn file_receipt(&mut self, guests: &[AttemptRef], receipt: Receipt) {
+        // What such a guest left is still being saved: its entry comes when that is done.
+        for name in guests {
+            let attempt = self.attempts.get_mut(name).filter(|attempt| !attempt.record.phase.is_over());
+            if let Some(attempt) = attempt {
+                attempt.record.receipt = Some(Box::new(receipt.clone()));
+                self.save_attempt(name);
+            }
+        }
         for entry in self.history.iter_mut().filter(|entry| guests.contains(&entry.attempt)) {
             entry.receipt = Some(receipt.clone());
             let key: Key = Record::History(Box::new(entry.clone())).key();

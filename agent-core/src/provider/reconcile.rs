@@ -25,7 +25,8 @@ const LIST_EACH: Millis = Millis(300_000);
 
 impl Provider {
     /// What an earlier run of the agent started is listened to and watched at once: neither needs
-    /// the engine, and a reclaim must not wait for it.
+    /// the engine, and a reclaim must not wait for it. Only an idle init that was started while its
+    /// workspace was filled is not on the books by name: of that one the engine's list tells.
     pub(super) fn adopt(&mut self, out: &mut Vec<Effect>) {
         if !std::mem::take(&mut self.to_adopt) {
             return;

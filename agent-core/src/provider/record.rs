@@ -8,7 +8,7 @@ use gpunion_protocol::guest::Exit;
 use gpunion_protocol::ids::{AttemptNo, AttemptRef, Epoch, GpuUuid, SnapshotId, Token};
 use gpunion_protocol::job::EndCause;
 use gpunion_protocol::local::{Caps, Wish};
-use gpunion_protocol::receipt::HistoryEntry;
+use gpunion_protocol::receipt::{HistoryEntry, Receipt};
 use gpunion_protocol::session::Assignment;
 use gpunion_protocol::time::{Millis, WallMs};
 use serde::{Deserialize, Serialize};
@@ -107,6 +107,12 @@ pub struct AttemptRecord {
     /// Since then it must leave; written before the program hears of it.
     #[serde(default)]
     pub told_to_leave: Option<WallMs>,
+    /// When its guest was gone; what it left may be saved for a while after that.
+    #[serde(default)]
+    pub gone: Option<WallMs>,
+    /// The receipt of the reclaim that ended it, until its entry in the history is made.
+    #[serde(default)]
+    pub receipt: Option<Box<Receipt>>,
     /// Its GPUs as they were before the guest came, and who was seen on them for it.
     pub before: Vec<BeforeGuest>,
     pub traces: GuestTraces,

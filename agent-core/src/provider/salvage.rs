@@ -20,8 +20,8 @@ const AT_STAKE_LEAST: Millis = Millis(2_000);
 const AT_MOST: Millis = Millis::from_secs(24 * 3600);
 /// Bytes a second that an upload is taken to make until one was measured: an old office network.
 const RATE: u64 = 10 << 20;
-/// After a restart of the agent it is not known any more how much work there is to save.
-const AFTER_RESTART: Millis = Millis::from_secs(60);
+/// After a restart of the agent it is not known any more when the newest checkpoint was taken.
+const UNKNOWN: Millis = Millis::from_secs(60);
 
 /// How fast this machine's uploads were of late.
 #[derive(Debug, Default)]
@@ -55,10 +55,13 @@ impl Attempt {
     }
 
     /// Work that is lost unless its workspace is salvaged, at most.
-    fn at_stake(&self, now: Now) -> Millis {
+    pub(super) fn at_stake(&self, now: Now) -> Millis {
         let began = self.record.started.unwrap_or(now.wall);
-        let since = self.last_checkpoint().map_or(began, |(at, _)| at.max(began));
-        Millis(u64::try_from(now.wall.0.saturating_sub(since.0)).unwrap_or(0))
+        let last = self.last_checkpoint();
+        let since = last.map_or(began, |(at, _)| at.max(began));
+        let work = Millis(u64::try_from(now.wall.0.saturating_sub(since.0)).unwrap_or(0));
+        let forgotten = last.is_none() && self.record.published.is_some();
+        if forgotten { work.min(UNKNOWN) } else { work.min(AT_MOST) }
     }
 }
 
@@ -69,20 +72,13 @@ impl Provider {
         let Some(attempt) = self.attempts.get_mut(name).filter(|_| may) else { return false };
         let at_stake = attempt.at_stake(now);
         let reclaimed = attempt.record.phase == Phase::Ending { cause: EndCause::Reclaimed };
-        if !reclaimed || !attempt.begun || attempt.record.orphaned || at_stake < AT_STAKE_LEAST {
+        let began = attempt.record.started.is_some();
+        if !reclaimed || !began || attempt.record.orphaned || at_stake < AT_STAKE_LEAST {
             return false;
         }
-        attempt.leave.salvage_until(now.boot + at_stake.min(AT_MOST), at_stake);
+        attempt.leave.salvage_until(now.boot + at_stake, at_stake);
         self.set_leaving(name, Phase::Leaving { exited: false, reclaimed: true }, now, out);
         true
-    }
-
-    pub(super) fn salvage_on_time(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
-        let Some(attempt) = self.attempts.get_mut(name).filter(|a| a.is_salvaged()) else { return };
-        let until = attempt.leave.until_or(now.boot + AFTER_RESTART);
-        if until <= now.boot {
-            self.give_up_salvage(name, now, out);
-        }
     }
 
     /// Something did not work. True when that ends it.
@@ -97,13 +93,9 @@ impl Provider {
         if waits_for_relay || !self.attempts.get(name).is_some_and(Attempt::is_salvaged) {
             return false;
         }
-        self.give_up_salvage(name, now, out);
-        true
-    }
-
-    pub(super) fn give_up_salvage(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
         out.push(Effect::GiveUp { attempt: name.clone() });
-        self.over(name, EndCause::Reclaimed, None, now, out);
+        self.has_left(name, now, out);
+        true
     }
 
     /// It has been read: is it worth what the upload still takes?

@@ -6,6 +6,7 @@
 //! events of both machines allow; words that nobody meant are in `foul`.
 
 use gpunion_agent_core::provider::event::{Engine, Event};
+use gpunion_agent_core::provider::record::Phase;
 use gpunion_protocol::guest::FromInit;
 use gpunion_protocol::ids::AttemptRef;
 
@@ -290,8 +291,14 @@ impl World {
     /// It is to begin just now, and can't.
     fn never_starts(&mut self, host: usize, attempt: &AttemptRef) -> bool {
         let never = self.program(attempt).is_some_and(|program| program.fate == Fate::NeverStarts);
-        let guest = self.hosts[host].machine.guest_mut(attempt);
-        let Some(guest) = guest.filter(|guest| never && !guest.begun && !guest.deaf) else { return false };
+        // An init that was started early has not been asked yet.
+        let seat = &mut self.hosts[host];
+        let asked = seat.agent.as_ref().and_then(|agent| agent.attempt(attempt));
+        let asked = asked.is_some_and(|attempt| attempt.record.phase == Phase::Running);
+        let guest = seat.machine.guest_mut(attempt);
+        let Some(guest) = guest.filter(|guest| never && asked && !guest.begun && !guest.deaf) else {
+            return false;
+        };
         (guest.begun, guest.reported) = (true, true);
         guest.end = Some(End::NotStarted);
         true

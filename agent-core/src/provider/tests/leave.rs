@@ -11,8 +11,8 @@ use gpunion_protocol::units::Span;
 use super::super::effect::{Effect, Operation, Word};
 use super::super::event::{Event, Outcome, Taken, Trouble};
 use super::super::record::Phase;
-use super::flows::{ended, stop_seq};
-use super::world::{GPU, World, assignment, attempt, engine, snapshot};
+use super::flows::{ended, receipt, stop_seq};
+use super::world::{BASELINE, GPU, World, assignment, attempt, engine, snapshot};
 
 const MINUTE: Millis = Millis(60_000);
 
@@ -124,11 +124,17 @@ fn the_owners_limit_on_grace_wins_over_the_specs() {
 
 #[test]
 fn whoever_exits_when_it_is_told_has_not_finished_its_work() {
-    for exit in [Exit::Code { code: 0 }, Exit::Code { code: 1 }, Exit::Signal { signal: 15 }] {
+    for (exit, quality) in [
+        (Exit::Code { code: 0 }, Quality::Quiet),
+        (Exit::Code { code: 1 }, Quality::Quiet),
+        // It was killed in the middle of whatever it did.
+        (Exit::Code { code: 143 }, Quality::Running),
+        (Exit::Signal { signal: 15 }, Quality::Running),
+    ] {
         let mut world = told();
         world.init(&attempt(1), FromInit::Exited(exit));
         assert_eq!(phase(&world), Phase::Leaving { exited: true, reclaimed: false });
-        assert_eq!(leaves(&mut world).quality, Quality::Quiet, "nobody wrote any more");
+        assert_eq!(leaves(&mut world).quality, quality, "{exit:?}");
         assert_eq!(ended(&world.take()), Some((EndCause::Left, false)), "{exit:?}");
     }
 }
@@ -289,16 +295,57 @@ fn a_workspace_that_can_not_be_read_is_given_up_and_the_job_goes_on() {
 }
 
 #[test]
-fn a_checkpoint_that_the_relay_refuses_ends_the_leaving() {
+fn a_last_checkpoint_that_is_refused_is_sent_again_until_the_end_is_told() {
     let mut world = told();
     let name = attempt(1);
     world.init(&name, FromInit::Exited(Exit::Code { code: 0 }));
     world.gone(&name);
     while world.work(&name).is_some_and(|done| !matches!(done, Operation::Upload { .. })) {}
     let snapshot = published(&world.effects).unwrap().snapshot;
-    let reason = "a newer attempt counts".to_owned();
-    world.on(Event::Relay(Box::new(ToAgent::PublishRefused { attempt: name, snapshot, reason })));
-    assert_eq!(ended(&world.take()), Some((EndCause::Left, false)));
+    let reason = "its snapshot is not here".to_owned();
+    world.on(Event::Relay(Box::new(ToAgent::PublishRefused { attempt: name.clone(), snapshot, reason })));
+    assert_eq!(ended(&world.effects), None);
+    world.pass(Millis(1_000));
+    assert!(matches!(world.work(&name), Some(Operation::Upload { .. })));
+    world.on(Event::Relay(Box::new(ToAgent::End { attempt: name, cause: EndCause::Stale })));
+    assert_eq!(ended(&world.take()), Some((EndCause::Stale, false)));
+}
+
+#[test]
+fn nobody_waits_for_a_last_checkpoint_longer_than_its_work_took() {
+    for (computed, waits) in [(10_u64, 60_u64), (600, 600)] {
+        let mut world = World::sharing();
+        let name = attempt(1);
+        world.run(&name);
+        world.ops.clear();
+        world.pass(Millis::from_secs(computed));
+        world.ops.clear();
+        world.share(false);
+        world.init(&name, FromInit::Exited(Exit::Code { code: 0 }));
+        world.gone(&name);
+        world.take();
+        world.pass(Millis(waits * 1_000 - 1));
+        assert_eq!(ended(&world.effects), None, "{computed}");
+        world.pass(Millis(1));
+        assert_eq!(ended(&world.take()), Some((EndCause::Left, false)), "{computed}");
+    }
+}
+
+#[test]
+fn the_receipt_of_a_job_that_is_salvaged_is_kept_and_its_end_is_that_of_its_guest() {
+    let mut world = reclaimed_after(Millis(30_000));
+    let end = world.now.wall;
+    world.gone(&attempt(1));
+    world.now.boot = world.now.boot + Millis(200);
+    world.gpu(BASELINE, &[]);
+    let made = receipt(&world.effects).expect("the receipt waits for no salvage");
+    world.crash();
+    assert_eq!(world.provider.last_receipt(), Some(&made), "it is on disk");
+    world.arrive();
+    world.pass(Millis::from_secs(5));
+    leaves(&mut world);
+    let entry = world.provider.history().last().unwrap();
+    assert_eq!((entry.receipt.as_ref(), entry.until), (Some(&made), end));
 }
 
 #[test]
@@ -376,10 +423,15 @@ fn a_salvage_that_fails_or_takes_longer_than_it_saves_is_given_up() {
 
 #[test]
 fn one_refusal_or_a_relay_that_is_away_for_long_gives_nothing_up() {
-    let mut world = told();
+    let mut world = World::sharing();
     let name = attempt(1);
+    world.run(&name);
+    world.pass(Millis::from_secs(3_600));
+    world.share(false);
+    world.take();
     world.init(&name, FromInit::Exited(Exit::Code { code: 0 }));
     world.gone(&name);
+    assert_eq!(world.work(&name), Some(Operation::PassOne));
     let fails = |world: &mut World, trouble: Trouble| {
         let (op, _) = world.ops.remove(&name).unwrap();
         world.on(Event::Done { attempt: name.clone(), op, outcome: Err(trouble) });
