@@ -217,3 +217,43 @@ fn a_checkpoint_tells_how_old_its_content_is() {
     world.work(&attempt(1));
     assert_eq!(age(&world), Some(Millis(1_500)));
 }
+
+#[test]
+fn each_step_has_its_word() {
+    let word = |world: &World| world.provider.attempt(&attempt(1)).unwrap().checkpoint_step();
+    let mut world = running();
+    assert_eq!(word(&world), None);
+    world.pass(EVERY);
+    assert_eq!(word(&world), Some("pass one"));
+    world.work(&attempt(1));
+    assert_eq!(word(&world), Some("stopping"));
+    stopped(&mut world);
+    assert_eq!(word(&world), Some("pass two"));
+    world.work(&attempt(1));
+    assert_eq!(word(&world), Some("uploading"));
+    world.work(&attempt(1));
+    assert_eq!(word(&world), Some("publishing"));
+    accepted(&mut world);
+    assert_eq!(word(&world), None);
+}
+
+#[test]
+fn an_operation_that_was_given_up_meanwhile_is_not_wanted_any_more() {
+    let mut world = running();
+    world.pass(EVERY);
+    let asked = world.effects.iter().find(|e| matches!(e, Effect::Do { .. })).cloned().unwrap();
+    assert!(world.provider.still_wants(&asked));
+    fails(&mut world);
+    assert!(!world.provider.still_wants(&asked));
+}
+
+#[test]
+fn a_workspace_may_be_as_large_as_its_limit_and_no_larger() {
+    let limit = assignment(&attempt(1), &[GPU]).spec.resources.disk.0;
+    for (bytes, ends) in [(limit, false), (limit + 1, true)] {
+        let mut world = running();
+        world.init(&attempt(1), FromInit::Usage { bytes, files: 1 });
+        let told = |e: &Effect| matches!(e, Effect::Say { word: Word::Plain(ToInit::End { .. }), .. });
+        assert_eq!(world.effects.iter().any(told), ends, "{bytes}");
+    }
+}

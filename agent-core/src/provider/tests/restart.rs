@@ -120,3 +120,25 @@ fn memory_that_an_ended_guest_still_held_is_looked_for_after_a_restart_too() {
     world.gpu(BASELINE, &[]);
     assert!(receipt(&world.take()).unwrap().verified);
 }
+
+#[test]
+fn a_reclaim_ends_what_is_being_prepared_and_leaves_a_result_that_is_being_saved() {
+    let reclaim = |world: &mut World| {
+        world.take();
+        let call = world.call();
+        world.on(Event::Reclaim { call, gpu: None });
+    };
+    let mut world = World::sharing();
+    world.assign(&attempt(1));
+    reclaim(&mut world);
+    assert_eq!(ended(&world.effects), Some((EndCause::Reclaimed, false)));
+
+    let mut world = World::sharing();
+    world.run(&attempt(1));
+    world.init(&attempt(1), FromInit::Exited(Exit::Code { code: 0 }));
+    world.gone(&attempt(1));
+    reclaim(&mut world);
+    assert_eq!(ended(&world.effects), None);
+    while world.work(&attempt(1)).is_some() {}
+    assert_eq!(ended(&world.take()), Some((EndCause::Exited { code: 0 }, true)));
+}

@@ -167,8 +167,10 @@ fn lending_again_forgets_a_reclaim_that_was_answered_and_nothing_else_does() {
         world.provider.share_status().why
     };
     assert_eq!(share(&mut world, None), "Nothing is lent: sharing is off");
+    world.take();
     let why = share(&mut world, Some(true));
     assert!(!why.contains("under way"), "{why}");
+    assert!(world.effects.contains(&Effect::WatchGpus { fast: false }), "nobody waits for the GPUs any more");
 }
 
 #[test]
@@ -185,4 +187,20 @@ fn an_end_that_was_seen_is_followed_by_a_renewal_without_it_soon() {
     assert!(!renews(&world));
     world.pass(Millis(1));
     assert!(renews(&world), "the GPU is free for the next job");
+}
+
+#[test]
+fn the_gpus_are_read_fast_while_a_reclaim_waits_for_them_and_no_longer() {
+    let mut world = World::sharing();
+    world.run(&attempt(1));
+    world.gpu(BASELINE + 900, &[(PROCESS.pid, PROCESS.start_time, 900)]);
+    world.take();
+    let call = world.call();
+    world.on(Event::Reclaim { call, gpu: None });
+    assert!(world.effects.contains(&Effect::WatchGpus { fast: true }));
+    world.gone(&attempt(1));
+    assert!(!world.effects.contains(&Effect::WatchGpus { fast: false }));
+    world.now.boot = world.now.boot + Millis(100);
+    world.gpu(BASELINE, &[]);
+    assert!(world.effects.contains(&Effect::WatchGpus { fast: false }));
 }

@@ -273,3 +273,23 @@ fn what_a_device_knows_nothing_of_any_more_fills_no_room_there_once_its_lease_is
     let (at, next) = w.newest(&job);
     assert!(at == lab && next != attempt, "the only GPU is free for it");
 }
+
+#[test]
+fn a_gpu_that_a_device_still_has_after_all_is_not_free() {
+    let mut w = World::new();
+    let (ada, _) = w.join(Role::Operator, "ada");
+    let lab = w.provider("lab-1", &[8]);
+    let job = w.submit(&ada, |_| {});
+    let (_, attempt) = w.run(&job);
+    w.cancel(&ada, &job).unwrap();
+    w.end(&lab, &attempt, EndCause::Cancelled, None);
+    w.renew(&lab, &[]);
+    // An agent whose disk lost the last commit has it again.
+    let renewed = w.renew(&lab, std::slice::from_ref(&attempt));
+    let stale = ToAgent::Renewed { seq: 1, counting: vec![], stale: vec![attempt] };
+    assert!(sent(&renewed, &lab).contains(&&stale));
+    let next = w.submit(&ada, |_| {});
+    assert!(w.broker.newest(&next).is_none(), "it waits: {}", w.why(&next));
+    w.renew(&lab, &[]);
+    assert!(w.broker.newest(&next).is_some());
+}
