@@ -10,14 +10,14 @@ use system_tests::campus::{Files, PATIENCE, Pace, Pair, processes_of};
 use system_tests::lab::wait_for;
 
 const EPOCHS: u32 = 8;
-const SLOW: Pace = Pace { epochs: EPOCHS, epoch_seconds: 0.8 };
-/// Steps of the script, and in which of them its owner goes.
-const STEPS: u32 = 20;
+const SLOW: Pace = Pace { epochs: EPOCHS, epoch_seconds: 1.5 };
+/// Steps of the script, a third of a second each: its owner goes in the tenth or a little later.
+const STEPS: u32 = 40;
 
 /// Says nothing when it is told, and ends as if all were done.
 const POLITE: &str = "n=$(cat n 2>/dev/null || echo 0)
 trap 'exit 0' TERM
-while [ \"$n\" -lt 20 ]; do
+while [ \"$n\" -lt 40 ]; do
   /busybox usleep 300000
   n=$((n + 1))
   echo $n > n.tmp
@@ -29,7 +29,7 @@ echo \"all of $n\" > result.txt
 /// Hears nothing.
 const DEAF: &str = "trap '' TERM
 n=$(cat n 2>/dev/null || echo 0)
-while [ \"$n\" -lt 20 ]; do
+while [ \"$n\" -lt 40 ]; do
   /busybox usleep 300000
   n=$((n + 1))
   echo $n > n.tmp
@@ -83,7 +83,7 @@ fn caught_script(pair: &Pair, name: &str, script: &str) -> (String, usize) {
     let folder = pair.ada.job_folder(name, &spec).unwrap();
     pair.ada.write_in(&folder, "script.sh", script).unwrap();
     let (job, ..) = pair.ada.submit(&folder).unwrap();
-    wait_for("some steps of the script", PATIENCE, || Ok(log(pair, &job).contains("step 8").then_some(())))
+    wait_for("some steps of the script", PATIENCE, || Ok(log(pair, &job).contains("step 10").then_some(())))
         .unwrap();
     let at = pair.at(&pair.ada.job(&job).unwrap()).unwrap();
     (job, at)
