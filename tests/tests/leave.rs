@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use gpunion_protocol::job::{AttemptState, EndCause, JobView, Quality};
@@ -93,6 +94,15 @@ fn steps_taken(log: &str) -> Vec<u32> {
     log.lines().filter_map(|line| line.strip_prefix("step ")?.trim().parse().ok()).collect()
 }
 
+/// So many steps at most are in the one log stream twice; the one in which it was ended may have been
+/// saved and not printed.
+fn taken_again(steps: &[u32], at_most: usize) {
+    let all: BTreeSet<u32> = steps.iter().copied().collect();
+    assert!(steps.len() - all.len() <= at_most, "{steps:?}");
+    let unsaid = (1..=STEPS).filter(|step| !all.contains(step)).count();
+    assert!(unsaid <= 1, "{steps:?}");
+}
+
 fn result_of(pair: &Pair, job: &str, file: &str) -> String {
     pair.ada.run(["fetch", job, job]).unwrap().ok().unwrap();
     fs::read_to_string(pair.ada.user.home().join(job).join(file)).unwrap()
@@ -149,7 +159,7 @@ fn whoever_exits_when_it_is_told_goes_on_and_whoever_is_deaf_is_gone_in_time() {
     share(&pair, at, &["off"]);
     moved(&pair, &job, at);
     let steps = steps_taken(&log(&pair, &job));
-    assert_eq!(steps, (1..=STEPS).collect::<Vec<_>>(), "each step once, in one stream");
+    taken_again(&steps, 0);
     assert_eq!(result_of(&pair, &job, "result.txt"), format!("all of {STEPS}\n"));
     share(&pair, at, &["on"]);
 
@@ -159,8 +169,7 @@ fn whoever_exits_when_it_is_told_goes_on_and_whoever_is_deaf_is_gone_in_time() {
     assert!(said.contains("1 s to save at most"), "{said}");
     moved(&pair, &job, at);
     let steps = steps_taken(&log(&pair, &job));
-    let twice = steps.len() - STEPS as usize;
-    assert!(twice <= 1, "no more than the step in which it was ended is taken again: {steps:?}");
+    taken_again(&steps, 1);
     assert_eq!(result_of(&pair, &job, "result.txt"), format!("all of {STEPS}\n"));
     pair.is_clean().unwrap();
 }
@@ -176,8 +185,7 @@ fn what_a_reclaimed_job_left_is_salvaged_if_its_owner_allows() {
     pair.providers[at].run(["reclaim"]).unwrap().ok().unwrap();
     moved_because(&pair, &job, at, EndCause::Reclaimed);
     let steps = steps_taken(&log(&pair, &job));
-    let twice = steps.len() - STEPS as usize;
-    assert!(twice <= 1, "no more than the step in which it was ended is taken again: {steps:?}");
+    taken_again(&steps, 1);
     assert_eq!(result_of(&pair, &job, "result.txt"), format!("all of {STEPS}\n"));
 
     for owner in 0..2 {
