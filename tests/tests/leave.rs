@@ -126,10 +126,10 @@ fn a_job_that_is_told_saves_moves_and_computes_nothing_twice() {
     let last = view.checkpoints.iter().rfind(|c| c.token.attempt.0 == 1);
     assert!(last.is_none_or(|last| last.quality == Quality::Quiet), "{view:#?}");
     let log = log(&pair, &job);
-    for epoch in 1..=EPOCHS {
-        let times = log.matches(&format!("epoch {epoch}/{EPOCHS} loss")).count();
-        assert_eq!(times, 1, "epoch {epoch} was computed {times} times: {log}");
-    }
+    let printed = |epoch: u32| log.matches(&format!("epoch {epoch}/{EPOCHS} loss")).count();
+    assert!((1..=EPOCHS).all(|epoch| printed(epoch) <= 1), "an epoch was computed twice: {log}");
+    // One that was saved in the moment of the end may not have been printed any more.
+    assert!((1..=EPOCHS).filter(|epoch| printed(*epoch) == 0).count() <= 1, "{log}");
     assert!(log.contains("SIGTERM: saved") && log.contains("resuming"), "{log}");
     let result = pair.ada.fetch(&job, "moved-results").unwrap();
     assert!(result == undisturbed, "the result differs from an undisturbed run's");
