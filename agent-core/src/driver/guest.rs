@@ -51,7 +51,8 @@ struct Facts<'a> {
 pub struct Guest {
     folder: PathBuf,
     container: String,
-    watched: AtomicBool,
+    /// Its end will be told.
+    watched: Arc<AtomicBool>,
     control: ControlDir,
     channel: Channel,
     /// The guest's init has connected at least once.
@@ -93,7 +94,7 @@ impl Guest {
         tokio::spawn(stop.clone().run_until_cancelled_owned(following));
         let ending = Arc::default();
         let container = container.to_owned();
-        let watched = AtomicBool::new(false);
+        let watched = Arc::default();
         Ok(Self {
             folder: folder.to_owned(),
             container,
@@ -163,6 +164,7 @@ impl Guest {
         }
         let attempt = attempt.clone();
         let (ending, egress) = (Arc::clone(&self.ending), self.egress.clone());
+        let is_watched = Arc::clone(&self.watched);
         let watching = async move {
             // Its cgroup can be found only while it lives, and read only for a moment after.
             let cgroup = Cgroup::of(process.pid).ok();
@@ -170,6 +172,8 @@ impl Guest {
                 && let Err(error) = watched.ended().await
             {
                 tracing::warn!(%attempt, "its init can't be watched: {error}");
+                // Whoever asks next tries again.
+                is_watched.store(false, Ordering::Relaxed);
                 return;
             }
             // Init reports an exit; that it ended without one may be the memory limit's doing. What
