@@ -47,7 +47,9 @@ fn serve(talk: &mut Conversation, order: Order) -> Result<Done, Failure> {
     let root = root()?;
     match order {
         Order::Snapshot { leave_out, sync } => snapshot::take(talk, root, leave_out, sync),
-        Order::Restore { uid, gid, max_bytes } => restore::restore_into(talk, &root, (uid, gid), max_bytes),
+        Order::Restore { uid, gid, max_bytes, update } => {
+            restore::restore_into(talk, &root, (uid, gid), max_bytes, update)
+        }
         Order::Usage => Ok(Done::Usage(usage(&root, talk.cancel())?)),
         Order::Clear => {
             clear(&root, talk.cancel())?;

@@ -1,11 +1,14 @@
-//! Restores a snapshot into the workspace, which must be empty; what did not work out is removed
-//! again, so that no guest ever starts on half a workspace.
+//! Restores a snapshot into the workspace, which must be empty, or hold an older one that is brought
+//! up to it; what did not work out is removed again, so that no guest ever starts on half a
+//! workspace.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 
 use gpunion_snapshot::helper_wire::{Answer, Done, Failure, FailureKind, Order, Part};
-use gpunion_snapshot::{Cancel, Manifest, Progress, RestoreOptions, Usage, Watch, clear, restore, usage};
+use gpunion_snapshot::{
+    Cancel, Manifest, Progress, RestoreOptions, Usage, Watch, clear, keep_only, restore, usage,
+};
 
 use crate::conversation::{Asked, Conversation};
 use crate::progress::Throttle;
@@ -16,6 +19,7 @@ pub(crate) fn restore_into(
     root: &OwnedFd,
     owner: (u32, u32),
     max_bytes: Option<u64>,
+    update: bool,
 ) -> Result<Done, Failure> {
     let (job_key, _) = talk.keys()?;
     let (parts, order) = talk.parts()?;
@@ -26,14 +30,16 @@ pub(crate) fn restore_into(
         return Err(unexpected("one manifest was due"));
     };
     let manifest = Manifest::open(&job_key, sealed)?;
-    if usage(root, talk.cancel())? != Usage::default() {
+    if update {
+        keep_only(root, &manifest, talk.cancel())?;
+    } else if usage(root, talk.cancel())? != Usage::default() {
         return Err(Failure {
             kind: FailureKind::Workspace,
             path: None,
             reason: "the workspace is not empty: clear it first".to_owned(),
         });
     }
-    let options = RestoreOptions { owner: Some(owner), max_bytes, resume: false };
+    let options = RestoreOptions { owner: Some(owner), max_bytes, resume: update };
     match fill(talk, &manifest, root, options) {
         Ok(progress) => Ok(Done::Restored(progress)),
         Err(failure) => {

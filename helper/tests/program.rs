@@ -74,9 +74,9 @@ impl Program {
         }
     }
 
-    fn begin_restore(&mut self, manifest: &[u8]) {
+    fn begin_restore(&mut self, manifest: &[u8], update: bool) {
         let me = fs::metadata("/proc/self").unwrap();
-        self.order(Order::Restore { uid: me.uid(), gid: me.gid(), max_bytes: None });
+        self.order(Order::Restore { uid: me.uid(), gid: me.gid(), max_bytes: None, update });
         self.say(Frame::Keys { job: job_key(), chunk: None });
         for piece in pieces(Part::Manifest, manifest) {
             self.say(piece);
@@ -173,7 +173,7 @@ fn snapshot(root: &Path, base: &[(Part, Vec<u8>)]) -> Shot {
 
 fn restore(root: &Path, manifest: &[u8], packs: &BTreeMap<PackId, Vec<u8>>) -> (Answer, u64) {
     let mut program = Program::start(root);
-    program.begin_restore(manifest);
+    program.begin_restore(manifest, false);
     let answer = program.answer(|id| packs[id].clone());
     let peak = program.peak;
     assert_eq!(program.exit_code(), i32::from(!matches!(answer, Answer::Done(_))));
@@ -201,6 +201,29 @@ fn a_workspace_travels_and_the_next_time_only_its_change() {
     assert_eq!((progress.files, progress.bytes), (2, (30 << 20) + 3));
     assert_eq!(fs::read(to.path().join("small")).unwrap(), b"two");
     assert_eq!(fs::read(to.path().join("link")).unwrap(), noise(1, 30 << 20));
+}
+
+#[test]
+fn a_workspace_is_brought_up_to_a_later_snapshot_by_its_change_alone() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(from.path().join("big"), noise(1, 30 << 20)).unwrap();
+    fs::write(from.path().join("small"), b"one").unwrap();
+    fs::write(from.path().join("gone"), b"gone").unwrap();
+    let first = snapshot(from.path(), &[]);
+    restore(to.path(), first.manifest(), &first.packs);
+    fs::write(from.path().join("small"), b"two").unwrap();
+    fs::remove_file(from.path().join("gone")).unwrap();
+    let second = snapshot(from.path(), &first.parts);
+
+    let mut program = Program::start(to.path());
+    program.begin_restore(second.manifest(), true);
+    // It asks for no other packs than those of the change.
+    let answer = program.answer(|id| second.packs[id].clone());
+    assert!(matches!(answer, Answer::Done(Done::Restored(_))), "{answer:?}");
+    assert_eq!(program.exit_code(), 0);
+    assert_eq!(fs::read(to.path().join("small")).unwrap(), b"two");
+    assert_eq!(fs::read(to.path().join("big")).unwrap(), noise(1, 30 << 20));
+    assert!(!to.path().join("gone").exists());
 }
 
 #[test]
@@ -260,7 +283,7 @@ fn the_end_of_stdin_stops_a_restore_and_cleans_up() {
     fs::write(from.path().join("a"), noise(4, 30 << 20)).unwrap();
     let shot = snapshot(from.path(), &[]);
     let mut program = Program::start(to.path());
-    program.begin_restore(shot.manifest());
+    program.begin_restore(shot.manifest(), false);
     let need = loop {
         if let Frame::Answer(Answer::Need { pack }) = program.hear() {
             break pack;
@@ -348,7 +371,7 @@ fn one_program_clears_fills_and_prepares_a_workspace() {
     let mut program = Program::start(to.path());
     program.order(Order::Clear);
     assert_eq!(program.done(), Done::Cleared);
-    program.begin_restore(shot.manifest());
+    program.begin_restore(shot.manifest(), false);
     let Answer::Done(Done::Restored(_)) = program.answer(|pack| shot.packs[pack].clone()) else {
         unreachable!("it restores into what it has cleared")
     };

@@ -66,7 +66,7 @@ pub(super) async fn provide(
         // Not a byte more than what counts against the owner's disk.
         let most = Some(input.bytes);
         let mut tell = |p: Progress| teller.tell("fetching an input", p.bytes, p.total_bytes);
-        fill(&place, Some((&sealed, key)), uid, most, &member.client, &mut tell).await?;
+        fill(&place, Some((&sealed, key)), uid, (most, false), &member.client, &mut tell).await?;
     }
     // Written anew at each use: its time of change is the time of last use.
     files::write_whole(&mark, b"").map_err(|e| Trouble::Away { why: format!("{}: {e}", mark.display()) })

@@ -112,10 +112,12 @@ pub(super) async fn stage(ops: &Operations, record: &AttemptRecord) -> Result<Ou
         None => None,
     };
     let max = Some(assignment.spec.resources.disk.0);
+    // Prepared ahead, and the job has saved since.
+    let update = ops.parent(&assignment.attempt).is_some();
     let sealed_by = sealed.as_ref().map(|sealed| (&sealed[..], &key));
     let mut tell = |p: Progress| teller.tell("fetching the job's files", p.bytes, p.total_bytes);
     // Starting a container is what takes longest, here and for the guest: both at a time.
-    let filling = fill(&place, sealed_by, uid, max, &member.client, &mut tell);
+    let filling = fill(&place, sealed_by, uid, (max, update), &member.client, &mut tell);
     let (helper, ()) = tokio::join!(filling, begin_early(ops, record));
     ops.put_aside(&assignment.attempt, helper?);
     ops.keep_parent(&assignment.attempt, Parent { manifest: sealed.map(|s| s.to_vec()), cache: None });

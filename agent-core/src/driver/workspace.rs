@@ -123,21 +123,25 @@ impl Talk {
     }
 }
 
-/// Fills an empty workspace and gives it to the guest's uid.
+/// Fills a workspace and gives it to the guest's uid. `update`: an older snapshot of the job lies
+/// there whole, and nothing has run on it.
 pub(super) async fn fill(
     place: &Place,
     manifest: Option<(&[u8], &JobKey)>,
     uid: u32,
-    max_bytes: Option<u64>,
+    (max_bytes, update): (Option<u64>, bool),
     client: &RelayClient,
     tell: &mut (dyn FnMut(Progress) + Send),
 ) -> Result<Aside, Trouble> {
     // One container for all of it: starting one takes longer than most of what it then does.
     let mut talk = Talk::open(place, "fill", false).await?;
-    // A run that was cut may have left half of it.
-    talk.simple(Order::Clear).await?;
+    let update = update && manifest.is_some();
+    if !update {
+        // A run that was cut may have left half of it.
+        talk.simple(Order::Clear).await?;
+    }
     if let Some((sealed, key)) = manifest {
-        talk.say(&Frame::Order(Order::Restore { uid, gid: uid, max_bytes })).await?;
+        talk.say(&Frame::Order(Order::Restore { uid, gid: uid, max_bytes, update })).await?;
         talk.say(&Frame::Keys { job: key.clone(), chunk: None }).await?;
         talk.say_long(Part::Manifest, sealed).await?;
         talk.say(&Frame::Order(Order::Go)).await?;

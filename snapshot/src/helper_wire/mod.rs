@@ -57,6 +57,9 @@ pub enum Order {
         uid: u32,
         gid: u32,
         max_bytes: Option<u64>,
+        /// Not empty: an older snapshot of the same job lies there whole, and only what is different
+        /// is fetched and written.
+        update: bool,
     },
     Go,
     /// How much the workspace takes.

@@ -13,4 +13,5 @@ mod resume;
 mod round_trip;
 mod tend;
 mod trees;
+mod update;
 mod wire;

@@ -14,7 +14,7 @@ fn frames() -> Vec<Frame> {
     };
     let mut all = vec![
         Frame::Order(Order::Snapshot { leave_out: vec!["2e676974".into()], sync: true }),
-        Frame::Order(Order::Restore { uid: 1, gid: 2, max_bytes: Some(3) }),
+        Frame::Order(Order::Restore { uid: 1, gid: 2, max_bytes: Some(3), update: true }),
         Frame::Keys { job: job_key(), chunk: Some(chunk_key()) },
         Frame::Keys { job: job_key(), chunk: None },
         Frame::Pack { id: PackId([4; 32]), record: Some(record), bytes: vec![1, 2, 3] },

@@ -61,7 +61,7 @@ fn a_helper_fills_snapshots_and_restores_a_workspace_that_the_guest_then_writes(
 
             let volume = engine.create_workspace(&second).await.unwrap();
             let mut talk = Talk::begin(&engine, &helper, &volume, false, "restore").await;
-            talk.say(&Frame::Order(Order::Restore { uid, gid: uid, max_bytes: None })).await;
+            talk.say(&Frame::Order(Order::Restore { uid, gid: uid, max_bytes: None, update: false })).await;
             talk.say(&Frame::Keys { job: key, chunk: None }).await;
             for piece in pieces(Part::Manifest, &manifest.unwrap()) {
                 talk.say(&piece).await;
