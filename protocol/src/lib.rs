@@ -24,4 +24,4 @@ pub mod time;
 pub mod units;
 
 /// The version of the wire between agent and relay; a relay serves this one and the one before.
-pub const WIRE_VERSION: u32 = 1;
+pub const WIRE_VERSION: u32 = 2;

@@ -68,6 +68,11 @@ pub enum ToRelay {
         #[serde(default)]
         note: Option<String>,
     },
+    /// Its program was told to leave, and runs for a while still: the next provider may be prepared
+    /// ahead. Sent with each `State` of it until it ends.
+    Leaving {
+        attempt: AttemptRef,
+    },
     /// The first preparation found this digest.
     ImageDigest {
         attempt: AttemptRef,
@@ -121,6 +126,12 @@ pub enum ToAgent {
     },
     /// Prepare and run it. Repeated until a `State` of it comes.
     Assign(Box<Assignment>),
+    /// Run what was prepared ahead: it counts from now on, and goes on from here. Repeated until a
+    /// `State` says that it runs.
+    Go {
+        attempt: AttemptRef,
+        from: Option<SnapshotId>,
+    },
     /// The answer to `Renew`: which of them still count. What is in neither list is unknown to
     /// the relay and must end as stale.
     Renewed {
@@ -183,4 +194,7 @@ pub struct Assignment {
     /// The attempt before this one, if any.
     #[serde(default)]
     pub previous: Option<AttemptNo>,
+    /// Prepare it, and wait for `Go`: the attempt before it still runs, and alone counts.
+    #[serde(default)]
+    pub wait: bool,
 }

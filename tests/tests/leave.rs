@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use gpunion_protocol::job::{AttemptState, EndCause, JobView, Quality};
+use gpunion_protocol::job::{AttemptState, EndCause, JobState, JobView, Quality};
 use system_tests::campus::{Files, PATIENCE, Pace, Pair, processes_of};
 use system_tests::lab::wait_for;
 
@@ -38,6 +38,21 @@ while [ \"$n\" -lt 40 ]; do
   echo \"step $n\"
 done
 cat /run/gpunion/leaving >> told.txt 2>/dev/null
+echo \"all of $n\" > result.txt
+";
+
+/// Goes on for long after it was told, and says when it has saved.
+const LINGERS: &str = "n=$(cat n 2>/dev/null || echo 0)
+trap 'told=60' TERM
+while [ \"$n\" -lt 100 ]; do
+  /busybox usleep 300000
+  n=$((n + 1))
+  echo $n > n.tmp
+  /busybox mv n.tmp n
+  echo \"step $n\"
+  [ -n \"$told\" ] && told=$((told - 1))
+  [ \"$told\" = 0 ] && : > /run/gpunion/saved
+done
 echo \"all of $n\" > result.txt
 ";
 
@@ -147,6 +162,30 @@ fn a_job_that_is_told_saves_moves_and_computes_nothing_twice() {
     moved(&pair, &job, at);
     let result = pair.ada.fetch(&job, "killed-results").unwrap();
     assert!(result == undisturbed, "the result differs from an undisturbed run's");
+    pair.is_clean().unwrap();
+}
+
+#[test]
+fn the_next_provider_is_ready_before_the_job_has_left() {
+    let pair = Pair::lending().unwrap();
+    pair.campus.busybox_image(&pair.engines[0]).unwrap();
+    let (job, at) = caught_script(&pair, "lingers", LINGERS);
+    share(&pair, at, &["off"]);
+    let view = pair.ada.wait_job(&job, "the next provider to be ready while it runs", PATIENCE, |job| {
+        matches!(job.attempts.as_slice(), [runs, next]
+            if runs.state == AttemptState::Running && next.state == AttemptState::Ready)
+    });
+    let view = view.unwrap_or_else(|error| panic!("{error:#}\n{}", pair.logs()));
+    assert_eq!(view.state, JobState::Running);
+    let next = usize::from(at == 0);
+    let prepared = pair.engines[next].guests().unwrap();
+    assert!(prepared.iter().any(|guest| !processes_of(guest).is_empty()), "its init waits");
+    moved(&pair, &job, at);
+    // It went on from what it saved last, which was not there when its place was prepared.
+    let steps = steps_taken(&log(&pair, &job));
+    let all: BTreeSet<u32> = steps.iter().copied().collect();
+    assert!(steps.len() - all.len() <= 1 && all.contains(&100), "{steps:?}");
+    assert_eq!(result_of(&pair, &job, "result.txt"), "all of 100\n");
     pair.is_clean().unwrap();
 }
 

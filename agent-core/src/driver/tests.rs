@@ -141,6 +141,7 @@ fn assignment(attempt: &AttemptRef) -> Assignment {
         sealed: Blob::default(),
         resumed: false,
         previous: None,
+        wait: false,
     }
 }
 

@@ -195,7 +195,8 @@ impl Attempt {
     /// Its phase is one in which an operation can bring it further.
     fn has_work(&self) -> bool {
         match &self.record.phase {
-            Phase::Pull | Phase::Stage | Phase::Create | Phase::Start | Phase::Running => true,
+            Phase::Start => !self.waits_for_go(),
+            Phase::Pull | Phase::Stage | Phase::Create | Phase::Running => true,
             Phase::Finishing { .. } => !self.may_live(),
             Phase::Leaving { .. } => !self.may_live() && self.leave.operation().is_some(),
             Phase::Ending { .. } => false,

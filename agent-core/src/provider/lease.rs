@@ -119,6 +119,7 @@ impl Provider {
     pub(super) fn relay_says(&mut self, message: ToAgent, now: Now, out: &mut Vec<Effect>) {
         match message {
             ToAgent::Assign(assignment) => self.assigned(*assignment, now, out),
+            ToAgent::Go { attempt, from } => self.go(&attempt, from, now, out),
             ToAgent::Renewed { seq, counting, stale } => self.renewed(seq, &counting, &stale, now, out),
             ToAgent::End { attempt, cause } => self.told_to_end(&attempt, cause, now, out),
             ToAgent::Published { attempt, snapshot } => {

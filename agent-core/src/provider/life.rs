@@ -28,7 +28,12 @@ impl Provider {
     pub(super) fn assigned(&mut self, assignment: Assignment, now: Now, out: &mut Vec<Effect>) {
         let name = assignment.attempt.clone();
         if self.attempts.contains_key(&name) {
-            return self.tell_state(&name, out);
+            // The word to go is in an assignment too, where nothing was heard of the first.
+            return if assignment.wait {
+                self.tell_state(&name, out)
+            } else {
+                self.go(&name, assignment.from, now, out)
+            };
         }
         // An owner who has just closed is no failure of the job: it costs it nothing.
         let refusal = match self.can_take(&assignment) {
@@ -110,6 +115,9 @@ impl Provider {
             note: attempt.note.clone(),
         });
         out.push(Effect::ToRelay(message));
+        if attempt.is_told_to_leave() && attempt.record.phase == Phase::Running {
+            out.push(Effect::ToRelay(ToRelay::Leaving { attempt: name.clone() }));
+        }
     }
 
     pub(super) fn set_phase(&mut self, name: &AttemptRef, phase: Phase, out: &mut Vec<Effect>) {
@@ -132,6 +140,7 @@ impl Provider {
             Phase::Pull => Operation::Image,
             Phase::Stage => Operation::Stage,
             Phase::Create => Operation::Create,
+            Phase::Start if attempt.waits_for_go() => return,
             Phase::Start => Operation::Start,
             Phase::Running => return self.checkpoint_if_due(name, now, out),
             // Init still holds its report, or the last processes are going.

@@ -12,6 +12,7 @@ pub mod event;
 pub mod record;
 pub mod word;
 
+mod ahead;
 mod attempt;
 mod check;
 mod checkpoint;

@@ -93,7 +93,7 @@ async fn new_words_of_a_newer_relay_end_nothing() {
     assert!(!carrying.is_finished());
     carrying.abort();
     // The first word of all, with fields that are not known, one of an older relay without.
-    let welcome = r#"{"say":"welcome","wire":2,"relay":"9","epoch":7,"terms":{"lease":45000,"renew":10000,
+    let welcome = r#"{"say":"welcome","wire":3,"relay":"9","epoch":7,"terms":{"lease":45000,"renew":10000,
         "margin":5000,"heartbeat":6000,"patience":1},"device":"DEVICE","motto":"hello"}"#;
     let device = gpunion_protocol::ids::DeviceId::new(1, [1; 10]).to_string();
     let welcome = Message::text(welcome.replace("DEVICE", &device));

@@ -26,12 +26,17 @@ impl Broker {
         note: Option<String>,
         now: Now,
     ) {
-        if !self.is_of(device, &named) || !self.counts(&named) {
+        let ahead = self.is_ahead(&named);
+        if !self.is_of(device, &named) || !(ahead || self.counts(&named)) {
             self.tell_end(device, named);
             return;
         }
         if let Some(live) = self.live.get_mut(&named) {
             live.heard = true;
+        }
+        // Nobody told it to go: it has nothing to say of a program.
+        if ahead && rank(&state) >= RUNNING {
+            return;
         }
         self.quits(&named, &state, now);
         let Some(attempt) = self.attempt_mut(&named) else { return };
@@ -65,7 +70,8 @@ impl Broker {
         let well_formed = digest
             .strip_prefix("sha256:")
             .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_hexdigit()));
-        if !well_formed || !self.is_of(device, named) || !self.counts(named) {
+        let due = self.counts(named) || self.is_ahead(named);
+        if !well_formed || !self.is_of(device, named) || !due {
             return;
         }
         let Some(job) = self.jobs.get_mut(&named.job) else { return };
@@ -87,6 +93,10 @@ impl Broker {
         let known = self.known(device, &named).is_some_and(|a| a.published.contains(&snapshot));
         if known {
             self.send(device, ToAgent::Published { attempt: named, snapshot });
+            return;
+        }
+        if self.is_of(device, &named) && self.is_ahead(&named) {
+            // It is said again, and by then it may count: a restored backup can be behind.
             return;
         }
         if !self.is_of(device, &named) || !self.counts(&named) {
@@ -200,7 +210,7 @@ impl Broker {
 
     /// Why an attempt that its device may still have has to end; absent when it counts.
     pub(super) fn end_wanted(&self, named: &AttemptRef) -> Option<EndCause> {
-        if self.counts(named) {
+        if self.counts(named) || self.is_ahead(named) {
             return None;
         }
         let cancelled =

@@ -31,14 +31,21 @@ impl Broker {
             if pair[0].token >= pair[1].token {
                 return Err(format!("{job}: attempt {} is not newer than the one before", pair[1].token));
             }
-            if !pair[0].state.is_ended() {
+            if !pair[0].state.is_ended() && !pair[1].ahead {
                 return Err(format!("{job}: attempt {} exists beside a newer one", pair[0].token));
             }
         }
         if course.end.is_some() && attempts.iter().any(|a| self.is_forgotten(a)) {
             return Err(format!("{job} is final, and nobody will ever end its attempt"));
         }
-        if course.held.is_some() && attempts.iter().any(|a| !a.state.is_ended()) {
+        let unended: Vec<_> = attempts.iter().filter(|a| !a.state.is_ended()).collect();
+        if unended.iter().filter(|a| a.ahead).any(|a| self.is_past_ready(a)) {
+            return Err(format!("{job}: what is only prepared runs"));
+        }
+        if unended.iter().filter(|a| a.ahead).count() > 1 {
+            return Err(format!("{job}: more than one attempt is prepared ahead"));
+        }
+        if course.held.is_some() && unended.iter().any(|a| !a.ahead) {
             return Err(format!("{job} is held, but an attempt runs"));
         }
         if course.chain.len() > 2 || course.chain.windows(2).any(|pair| pair[0].token > pair[1].token) {
@@ -52,6 +59,10 @@ impl Broker {
             return Err(format!("{job} neither waits nor runs"));
         }
         Ok(())
+    }
+
+    fn is_past_ready(&self, attempt: &Attempt) -> bool {
+        attempt.ran || !attempt.state.is_before_running()
     }
 
     /// It has not ended, and neither its lease nor its device will end it.

@@ -311,8 +311,9 @@ impl Broker {
         free && self.courses.get(job).is_some_and(|course| course.end.is_none() && course.held.is_none())
     }
 
+    /// Those that are only prepared ahead left out.
     pub fn newest(&self, job: &JobId) -> Option<&Attempt> {
-        self.attempts.get(job)?.values().next_back()
+        self.attempts.get(job)?.values().rev().find(|attempt| !attempt.ahead)
     }
 
     /// Its writes are taken: it has not ended, nobody newer exists, the job is not final.

@@ -31,6 +31,8 @@ pub(super) struct Live {
     pub(super) used_from: BootMs,
     /// What its device said of it last, in words.
     pub(super) note: Option<String>,
+    /// Its program was told to leave.
+    pub(super) leaving: bool,
 }
 
 impl Live {
@@ -43,6 +45,7 @@ impl Live {
             say_at: now.boot,
             used_from: now.boot,
             note: None,
+            leaving: false,
         }
     }
 }
@@ -60,7 +63,7 @@ impl Broker {
         for attempt in &held {
             if !self.is_of(device, attempt) {
                 unknown = true;
-            } else if self.counts(attempt) {
+            } else if self.counts(attempt) || self.is_ahead(attempt) {
                 self.extend(attempt, now);
                 counting.push(attempt.clone());
             } else {
@@ -165,7 +168,8 @@ impl Broker {
                 live.lapsed = true;
             }
             let revoked = self.device_of(&named).is_none_or(|id| !self.is_usable(id));
-            if revoked || !self.open.contains(&named.job) {
+            // Nothing is lost with one that has not begun, and its place is wanted.
+            if revoked || !self.open.contains(&named.job) || self.is_ahead(&named) {
                 self.close(&named, EndCause::Lost, now);
             }
             if revoked {
@@ -198,7 +202,8 @@ impl Broker {
     fn answer_due(&self, named: &AttemptRef) -> Option<BootMs> {
         let live = self.live.get(named)?;
         let attempt = self.attempt(&named.job, named.token.attempt)?;
-        let waits = attempt.state == AttemptState::Reserved && !live.heard && self.counts(named);
+        let due = self.counts(named) || self.is_ahead(named);
+        let waits = attempt.state == AttemptState::Reserved && !live.heard && due;
         let presence = self.presence.get(&attempt.device).filter(|p| p.session.is_some() && p.greeted)?;
         waits.then(|| live.placed_at.max(presence.greeted_at) + self.config.answer_within)
     }
@@ -215,6 +220,9 @@ impl Broker {
             let Some(device) = self.device_of(&named).cloned() else { continue };
             let message = match self.end_wanted(&named) {
                 Some(cause) => Some(ToAgent::End { attempt: named.clone(), cause }),
+                None if self.is_answered(&named) => self
+                    .attempt(&named.job, named.token.attempt)
+                    .map(|attempt| ToAgent::Go { attempt: named.clone(), from: attempt.from }),
                 None => self.assignment(&named).map(|a| ToAgent::Assign(Box::new(a))),
             };
             if let Some(message) = message {
@@ -235,9 +243,15 @@ impl Broker {
 
     fn has_to_be_said(&self, named: &AttemptRef) -> bool {
         let Some(attempt) = self.attempt(&named.job, named.token.attempt) else { return false };
-        let unanswered =
-            attempt.state == AttemptState::Reserved && self.live.get(named).is_some_and(|live| !live.heard);
-        self.is_reachable(&attempt.device) && (unanswered || !self.counts(named))
+        let to_begin = !self.is_answered(named) || self.waits_for_go(named);
+        self.is_reachable(&attempt.device) && (to_begin || self.end_wanted(named).is_some())
+    }
+
+    /// Its device has said something of it: the assignment arrived.
+    fn is_answered(&self, named: &AttemptRef) -> bool {
+        let reserved =
+            self.attempt(&named.job, named.token.attempt).is_some_and(|a| a.state == AttemptState::Reserved);
+        !reserved || self.live.get(named).is_some_and(|live| live.heard)
     }
 
     fn assignment(&self, named: &AttemptRef) -> Option<Assignment> {
@@ -257,6 +271,7 @@ impl Broker {
             sealed: job.sealed.clone(),
             resumed: named.token.attempt.0 > 1,
             previous: self.attempt_before(attempt),
+            wait: attempt.ahead,
         })
     }
 

@@ -20,6 +20,7 @@ use presence::Presence;
 use record::{Attempt, Course, Device, Invite, Job, Member};
 use usage::Ledger;
 
+mod ahead;
 mod attempts;
 mod check;
 pub mod effect;
@@ -256,6 +257,7 @@ impl Broker {
             ToRelay::Offer { offer } => self.offered(device, offer, now),
             ToRelay::Renew { seq, attempts } => self.renew(device, seq, attempts, now),
             ToRelay::State { attempt, state, note } => self.attempt_state(device, attempt, state, note, now),
+            ToRelay::Leaving { attempt } => self.leaving(device, &attempt),
             ToRelay::ImageDigest { attempt, digest } => self.image_digest(device, &attempt, digest),
             ToRelay::Publish { attempt, checkpoint, age } => {
                 self.publish(device, attempt, checkpoint, age, now);

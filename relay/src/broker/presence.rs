@@ -18,6 +18,8 @@ pub(super) struct Presence {
     /// It was welcomed in this session: only then may it be told to do something.
     pub(super) greeted: bool,
     pub(super) greeted_at: BootMs,
+    /// The version of the wire that it speaks.
+    pub(super) wire: u32,
     pub(super) offer: Option<Offer>,
     /// The offer is of this session.
     pub(super) fresh: bool,
@@ -86,6 +88,7 @@ impl Broker {
         };
         self.send(device, message);
         let Some(presence) = self.presence.get_mut(device) else { return };
+        presence.wire = wire;
         if !presence.greeted {
             presence.greeted = true;
             presence.greeted_at = now.boot;

@@ -34,6 +34,7 @@ impl Broker {
         let settling = self.settling_until.is_some() && self.somebody_is_missing();
         let mut unplaced = Vec::new();
         let mut asked = BTreeSet::new();
+        self.place_ahead(&mut rooms, &mut asked, now);
         while let Some(job) = take_next(&mut waiting, &shares) {
             let Some(row) = self.jobs.get(&job) else { continue };
             let (need, member) = (Need::of(&row.spec), row.member.clone());
@@ -48,6 +49,11 @@ impl Broker {
             // earlier run of the relay gave.
             if !need.egress.is_empty() && self.settling_until.is_some() {
                 unplaced.push(Unplaced { job, need, hint: Hint { leases_run: true, ..Hint::default() } });
+                continue;
+            }
+            if self.go_ahead(&job, now) {
+                let share = shares.entry(member).or_default();
+                *share = share.saturating_add(weigh_held(need.gpus as usize));
                 continue;
             }
             let options = choices(&need, &rooms, |device| self.standing(&job, device));
@@ -67,7 +73,7 @@ impl Broker {
             let gpus: Vec<GpuUuid> = choice.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
             rooms[choice.room].occupy(&gpus, &need);
             let device = rooms[choice.room].device.clone();
-            self.place(&job, device, choice.gpus, now);
+            self.place(&job, device, choice.gpus, false, now);
             let share = shares.entry(member).or_default();
             *share = share.saturating_add(weigh_held(gpus.len()));
         }
@@ -89,13 +95,15 @@ impl Broker {
         lines
     }
 
-    fn place(&mut self, job: &JobId, device: DeviceId, gpus: Vec<RoomGpu>, now: Now) {
+    /// `ahead`: while the attempt before it still runs.
+    pub(super) fn place(&mut self, job: &JobId, device: DeviceId, gpus: Vec<RoomGpu>, ahead: bool, now: Now) {
         // The one whose lease ran out ends in the same step in which a newer one exists.
-        let before = self.newest(job).map(|attempt| (attempt.named(), attempt.state.is_ended()));
-        if let Some((lapsed, false)) = &before {
-            self.close(lapsed, EndCause::Lost, now);
+        let before = self.newest(job).filter(|attempt| !ahead && !attempt.state.is_ended());
+        if let Some(lapsed) = before.map(Attempt::named) {
+            self.close(&lapsed, EndCause::Lost, now);
         }
-        let number = AttemptNo(before.map_or(0, |(named, _)| named.token.attempt.0).saturating_add(1));
+        let last = self.attempts.get(job).and_then(|all| all.keys().next_back()).map_or(0, |last| last.0);
+        let number = AttemptNo(last.saturating_add(1));
         let attempt = Attempt {
             job: job.clone(),
             token: Token { epoch: self.epoch, attempt: number },
@@ -112,6 +120,8 @@ impl Broker {
             ended: None,
             quit: None,
             moved: None,
+            ahead,
+            prepared: ahead,
         };
         let named = attempt.named();
         let how = match (number.0, attempt.from) {
@@ -120,7 +130,11 @@ impl Broker {
             (_, None) => ", starting from its input",
         };
         let name = self.device_name(&device).unwrap_or("a provider");
-        let text = format!("Attempt {number} goes to {name}{how}");
+        let text = if ahead {
+            format!("Attempt {number} is prepared at {name} while the job still runs")
+        } else {
+            format!("Attempt {number} goes to {name}{how}")
+        };
         self.note(job, text, now);
         self.live.insert(named.clone(), Live::new(self.lease_end(now), now));
         self.attempts.entry(job.clone()).or_default().insert(number, attempt);
@@ -177,7 +191,7 @@ impl Broker {
     }
 
     /// `None`: the job just failed to start there, and rests before it is tried there again.
-    fn standing(&self, job: &JobId, device: &DeviceId) -> Option<Standing> {
+    pub(super) fn standing(&self, job: &JobId, device: &DeviceId) -> Option<Standing> {
         let failures = self.failures(job, device);
         if failures > 0 && self.retries.contains_key(job) {
             return None;

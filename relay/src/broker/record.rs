@@ -221,6 +221,12 @@ pub struct Attempt {
     /// What it cost that the job goes on here.
     #[serde(default)]
     pub moved: Option<Moved>,
+    /// It is prepared while the attempt before it still runs, and counts for nothing yet.
+    #[serde(default)]
+    pub ahead: bool,
+    /// It was made ahead: its program waits for `Go`.
+    #[serde(default)]
+    pub prepared: bool,
 }
 
 impl Attempt {

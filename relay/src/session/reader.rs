@@ -127,6 +127,7 @@ impl Reading<'_> {
             ToRelay::State { attempt, .. } => drop(self.introduce(attempt).await?),
             ToRelay::Hello { .. }
             | ToRelay::Offer { .. }
+            | ToRelay::Leaving { .. }
             | ToRelay::ImageDigest { .. }
             | ToRelay::Wrapped { .. } => {}
         }

@@ -480,7 +480,9 @@ fn brief(event: &Event) -> String {
     match event {
         Event::Gpus(_) => "Gpus".to_owned(),
         Event::Relay(message) => match message.as_ref() {
-            ToAgent::Assign(a) => format!("Assign {} {:?} from {:?}", a.attempt, a.gpus, a.from),
+            ToAgent::Assign(a) => {
+                format!("Assign {} {:?} from {:?} wait {}", a.attempt, a.gpus, a.from, a.wait)
+            }
             other => format!("{other:?}"),
         },
         other => format!("{other:?}"),

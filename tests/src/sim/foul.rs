@@ -42,10 +42,19 @@ impl World {
                 ToAgent::PublishRefused { attempt: name, snapshot, reason: "it does not count".to_owned() }
             }
             "end seen" => ToAgent::EndSeen { attempt: name },
+            // Never meant for one that waits: the attempt before it may still reach outside.
+            "go" if !self.waits(host, attempt) => {
+                ToAgent::Go { attempt: name, from: self.chance.coin().then_some(snapshot) }
+            }
             _ => return false,
         };
         self.reaches_agent(host, session, message);
         true
+    }
+
+    fn waits(&self, host: usize, attempt: &AttemptRef) -> bool {
+        let agent = self.hosts[host].agent.as_ref();
+        agent.and_then(|agent| agent.attempt(attempt)).is_some_and(|a| a.record.assignment.wait)
     }
 
     /// The one that it waits for an answer about, or one that nobody knows.
@@ -92,6 +101,7 @@ impl World {
                 let attempts = books().into_iter().filter(|other| *other != name).collect();
                 ToRelay::Renew { seq: 0, attempts }
             }
+            "leaving" => ToRelay::Leaving { attempt: name },
             "digest" => ToRelay::ImageDigest { attempt: name, digest: format!("sha256:{}", "ab".repeat(32)) },
             "publish" => {
                 let snapshot = self.whole(attempt)?;

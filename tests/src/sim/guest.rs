@@ -213,9 +213,12 @@ impl World {
         }
         let never = self.program(attempt).is_some_and(|program| program.fate == Fate::NeverStarts);
         let at = self.at;
+        // Its workspace may have been filled anew since its init was started.
+        let found = self.hosts[host].machine.workspaces.get(attempt).map(|workspace| workspace.content);
         let Some(guest) = self.hosts[host].machine.guest_mut(attempt) else { return };
         guest.begun = true;
         guest.since = at;
+        guest.content = found.unwrap_or(guest.content);
         guest.begun_from = guest.content.steps;
         if never {
             guest.end = Some(End::NotStarted);

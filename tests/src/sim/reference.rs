@@ -289,7 +289,7 @@ impl Reference {
     /// An attempt of the same job that was placed after this one.
     pub(super) fn newer_than(&self, attempt: &AttemptRef) -> Option<Token> {
         let truth = self.jobs.get(&attempt.job).filter(|_| !self.lied.contains(&attempt.job))?;
-        truth.attempts.keys().next_back().copied().filter(|newest| *newest > attempt.token)
+        truth.counting().filter(|newest| *newest > attempt.token)
     }
 
     pub(super) fn accepted(&mut self, job: &JobId) {
@@ -330,29 +330,33 @@ impl Reference {
             if known.state.is_ended() && !attempt.state.is_ended() {
                 return Err(format!("{name} had ended and is {:?}", attempt.state));
             }
+            let known = known.clone();
             let lost = AttemptState::Ended { cause: EndCause::Lost };
             let since = at.saturating_sub(contact);
             if known.state != lost && attempt.state == lost && since < LEASE_AND_MARGIN {
                 return Err(format!("{name} is called lost {since} ms after the last contact"));
             }
-            *known = attempt.clone();
+            if attempt.ahead
+                && (attempt.ran || !attempt.state.is_ended() && !attempt.state.is_before_running())
+            {
+                return Err(format!("{name} is only prepared and is {:?}", attempt.state));
+            }
+            truth.attempts.insert(attempt.token, attempt.clone());
+            // What was prepared ahead counts from now on: like one that is placed now.
+            if known.ahead && !attempt.ahead {
+                truth.may_be_placed(attempt)?;
+            }
             return Ok(false);
         }
-        if let Some((token, before)) = truth.attempts.last_key_value() {
-            if *token >= attempt.token {
-                return Err(format!("{name} has a token that is not newer than {token}"));
-            }
-            if !before.state.is_ended() {
-                return Err(format!("{name} is placed while {} counts", before.named()));
-            }
+        if let Some(token) = truth.attempts.keys().next_back()
+            && *token >= attempt.token
+        {
+            return Err(format!("{name} has a token that is not newer than {token}"));
         }
         if was_final {
             return Err(format!("{name} is placed for a job that is final"));
         }
-        let newest = truth.last.iter().rev().find(|snapshot| truth.doubted != Some(**snapshot)).copied();
-        if attempt.from != newest {
-            return Err(format!("{name} goes on from {:?}, the newest is {newest:?}", attempt.from));
-        }
+        truth.may_be_placed(attempt)?;
         self.contact.insert(name, at);
         truth.attempts.insert(attempt.token, attempt.clone());
         Ok(true)
@@ -385,6 +389,27 @@ impl Reference {
 }
 
 impl Truth {
+    /// The newest attempt that is not only prepared.
+    fn counting(&self) -> Option<Token> {
+        let mut attempts = self.attempts.iter().rev();
+        attempts.find(|(_, attempt)| !attempt.ahead).map(|(token, _)| *token)
+    }
+
+    /// Beside one that counts nothing else is placed, but one that is prepared ahead; and whatever is
+    /// placed goes on from the newest checkpoint that may be used.
+    fn may_be_placed(&self, attempt: &Attempt) -> Result<(), String> {
+        let name = attempt.named();
+        let mut others = self.attempts.values().filter(|a| a.token != attempt.token && !a.state.is_ended());
+        if let Some(other) = others.find(|other| other.ahead == attempt.ahead) {
+            return Err(format!("{name} is placed beside {}", other.named()));
+        }
+        let newest = self.last.iter().rev().find(|snapshot| self.doubted != Some(**snapshot)).copied();
+        if attempt.from != newest {
+            return Err(format!("{name} goes on from {:?}, the newest is {newest:?}", attempt.from));
+        }
+        Ok(())
+    }
+
     /// A checkpoint joins the chain.
     fn takes(
         &mut self,
@@ -393,7 +418,7 @@ impl Truth {
         known: &Known<'_>,
         lied: bool,
     ) -> Result<(), String> {
-        let newest = self.attempts.keys().next_back().copied();
+        let newest = self.counting();
         if newest != Some(token) {
             return Err(format!("a checkpoint of {token} is taken while {newest:?} is the newest"));
         }
@@ -425,7 +450,8 @@ impl Truth {
         let bad = |attempt: &Attempt| {
             attempt.from.and_then(|from| known.store.get(&from)).is_some_and(|content| content.steps == at)
         };
-        let Some((token, last)) = self.attempts.iter().next_back() else { return false };
+        let mut attempts = self.attempts.iter().rev();
+        let Some((token, last)) = attempts.find(|(_, attempt)| !attempt.ahead) else { return false };
         let published = self.chain.iter().any(|(of, _)| of == token);
         let again = self.attempts.values().filter(|attempt| bad(attempt)).count() > 1;
         bad(last) && (self.doubted.is_some() || again || published)

@@ -365,6 +365,7 @@ impl World {
             | ToRelay::Offer { .. }
             | ToRelay::Renew { .. }
             | ToRelay::State { .. }
+            | ToRelay::Leaving { .. }
             | ToRelay::ImageDigest { .. }
             | ToRelay::Log { .. }
             | ToRelay::Wrapped { .. }

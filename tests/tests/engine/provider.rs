@@ -99,6 +99,7 @@ async fn assignment(
         sealed: JobSecrets { chunk_key, secrets: BTreeMap::new() }.seal(&key).unwrap(),
         resumed: false,
         previous: None,
+        wait: false,
     }
 }
 

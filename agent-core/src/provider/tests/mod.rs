@@ -1,5 +1,6 @@
 //! Tests of the provider half through its one door: events in, effects and changes out.
 
+mod ahead;
 mod checkpoints;
 mod egress;
 mod flows;

@@ -4,7 +4,7 @@
 use gpunion_protocol::guest::{Exit, FromInit};
 use gpunion_protocol::ids::Epoch;
 use gpunion_protocol::job::EndCause;
-use gpunion_protocol::session::{Terms, ToAgent};
+use gpunion_protocol::session::{Assignment, Terms, ToAgent};
 use gpunion_protocol::time::{Millis, WallMs};
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ use super::super::effect::{Effect, Word};
 use super::super::event::{Engine, Event, Inventory, Trouble};
 use super::super::record::Phase;
 use super::super::word::{ReclaimWord, Wanted};
-use super::world::{BASELINE, PROCESS, World, attempt, engine, snapshot};
+use super::world::{BASELINE, GPU, PROCESS, World, assignment, attempt, engine, snapshot};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -21,6 +21,7 @@ enum Step {
     Reclaim,
     ByHand,
     Assign(u32),
+    Ahead(u32),
     Work(u32),
     Away(u32),
     Refuse(u32),
@@ -59,6 +60,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Reclaim),
         1 => Just(Step::ByHand),
         4 => n.clone().prop_map(Step::Assign),
+        2 => n.clone().prop_map(Step::Ahead),
         12 => n.clone().prop_map(Step::Work),
         1 => n.clone().prop_map(Step::Away),
         1 => n.clone().prop_map(Step::Refuse),
@@ -68,7 +70,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::EngineAway),
         2 => any::<bool>().prop_map(Step::EngineBack),
         1 => any::<bool>().prop_map(Step::Link),
-        3 => (0u8..5, n).prop_map(|(kind, n)| Step::Relay(kind, n)),
+        3 => (0u8..6, n).prop_map(|(kind, n)| Step::Relay(kind, n)),
         4 => (1u64..20_000).prop_map(Step::Pass),
         2 => any::<bool>().prop_map(Step::Gpu),
         1 => (1u32..6).prop_map(Step::Left),
@@ -91,6 +93,10 @@ fn apply(world: &mut World, step: Step) {
             world.on(Event::ReclaimedByHand { word: ReclaimWord { wanted: Wanted::All, at: WallMs(1) } })
         }
         Step::Assign(n) => world.assign(&attempt(n)),
+        Step::Ahead(n) => {
+            let name = attempt(n);
+            world.assign_this(Assignment { wait: true, ..assignment(&name, &[GPU]) });
+        }
         Step::Work(n) => {
             world.work(&attempt(n));
         }
@@ -116,6 +122,7 @@ fn apply(world: &mut World, step: Step) {
                 0 => ToAgent::End { attempt, cause: EndCause::Cancelled },
                 1 => ToAgent::EndSeen { attempt },
                 2 => ToAgent::Published { attempt, snapshot: snapshot(7) },
+                4 => ToAgent::Go { attempt, from: Some(snapshot(9)).filter(|_| n > 1) },
                 3 => ToAgent::PublishRefused { attempt, snapshot: snapshot(7), reason: "stale".to_owned() },
                 _ => ToAgent::Renewed { seq: u64::from(n), counting: Vec::new(), stale: vec![attempt] },
             };

@@ -57,6 +57,7 @@ pub(super) fn assignment(name: &AttemptRef, gpus: &[&str]) -> Assignment {
         sealed: Blob::default(),
         resumed: false,
         previous: None,
+        wait: false,
     }
 }
 

@@ -73,6 +73,13 @@ impl World {
             let Effect::Send { device, message } = effect else { continue };
             let Some(mine) = held.get_mut(&device) else { continue };
             let answer = match message {
+                ToAgent::Assign(assignment) if assignment.wait => {
+                    ToRelay::State { attempt: assignment.attempt, state: AttemptState::Ready, note: None }
+                }
+                ToAgent::Go { attempt, .. } => {
+                    mine.insert(attempt.clone());
+                    ToRelay::State { attempt, state: AttemptState::Running, note: None }
+                }
                 ToAgent::Assign(assignment) => {
                     mine.insert(assignment.attempt.clone());
                     ToRelay::State { attempt: assignment.attempt, state: AttemptState::Running, note: None }

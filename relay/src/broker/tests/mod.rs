@@ -1,6 +1,7 @@
 //! Tests of the broker: a small world that saves what each step changed, checks what must always
 //! hold, and can start the broker again from exactly the saved bytes.
 
+mod ahead;
 mod bounds;
 mod finished;
 mod good_world;
@@ -14,6 +15,7 @@ mod why;
 
 use std::collections::BTreeMap;
 
+use gpunion_protocol::WIRE_VERSION;
 use gpunion_protocol::egress::EgressRule;
 use gpunion_protocol::http::{Event as Told, Role, Submit};
 use gpunion_protocol::ids::{
@@ -206,10 +208,15 @@ impl World {
     }
 
     pub(super) fn connect(&mut self, device: &DeviceId) -> Vec<Effect> {
+        self.connect_as(device, WIRE_VERSION)
+    }
+
+    /// An agent that speaks this version of the wire.
+    pub(super) fn connect_as(&mut self, device: &DeviceId, wire: u32) -> Vec<Effect> {
         let session = SessionId(self.fresh());
         self.sessions.insert(device.clone(), session);
         let mut effects = self.step(Event::Connected { device: device.clone(), session });
-        effects.extend(self.say(device, ToRelay::Hello { wire: 1, agent: "test".to_owned() }));
+        effects.extend(self.say(device, ToRelay::Hello { wire, agent: "test".to_owned() }));
         effects
     }
 

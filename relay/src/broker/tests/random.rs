@@ -41,6 +41,7 @@ enum Word {
     Ended(u8),
     Renew(bool),
     Digest,
+    Leaving,
     WrongToken(u8),
 }
 
@@ -51,6 +52,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         5 => (0u8..13).prop_map(Word::Ended),
         4 => any::<bool>().prop_map(Word::Renew),
         1 => Just(Word::Digest),
+        2 => Just(Word::Leaving),
         1 => any::<u8>().prop_map(Word::WrongToken),
     ];
     let agent = (0..8usize, prop_oneof![5 => Just(0usize), 1 => 1..3usize], word, 0..40usize).prop_map(
@@ -288,6 +290,7 @@ impl Run {
             Word::Renew(with) => {
                 ToRelay::Renew { seq: 1, attempts: if with { vec![attempt] } else { Vec::new() } }
             }
+            Word::Leaving => ToRelay::Leaving { attempt },
             Word::Digest => ToRelay::ImageDigest { attempt, digest: format!("sha256:{}", "c".repeat(64)) },
             Word::WrongToken(n) => {
                 attempt.token = Token { epoch: Epoch(u64::from(n) % 3), attempt: AttemptNo(u32::from(n)) };

@@ -33,7 +33,7 @@ pub(in crate::sim) const STATES: [&str; 19] = [
     "over, told",
 ];
 
-pub(in crate::sim) const EVENTS: [&str; 38] = [
+pub(in crate::sim) const EVENTS: [&str; 39] = [
     "share on",
     "share off",
     "reclaim",
@@ -42,6 +42,7 @@ pub(in crate::sim) const EVENTS: [&str; 38] = [
     "link down",
     "group left",
     "assign",
+    "go",
     "renewed, counts",
     "renewed, stale",
     "end",
@@ -203,6 +204,7 @@ pub(in crate::sim) fn init(word: &FromInit) -> Option<&'static str> {
 fn relay(message: &ToAgent, at: &mut impl FnMut(&AttemptRef, &'static str)) {
     match message {
         ToAgent::Assign(assignment) => at(&assignment.attempt, "assign"),
+        ToAgent::Go { attempt, .. } => at(attempt, "go"),
         ToAgent::Renewed { counting, stale, .. } => {
             counting.iter().for_each(|attempt| at(attempt, "renewed, counts"));
             stale.iter().for_each(|attempt| at(attempt, "renewed, stale"));

@@ -10,8 +10,9 @@ use gpunion_relay::broker::{Broker, Event};
 /// Nobody placed it, or a backup does not know of it.
 pub(in crate::sim) const UNKNOWN: &str = "unknown";
 
-pub(in crate::sim) const STATES: [&str; 14] = [
+pub(in crate::sim) const STATES: [&str; 15] = [
     UNKNOWN,
+    "ahead",
     "reserved",
     "preparing",
     "ready",
@@ -27,7 +28,7 @@ pub(in crate::sim) const STATES: [&str; 14] = [
     "job final",
 ];
 
-pub(in crate::sim) const EVENTS: [&str; 31] = [
+pub(in crate::sim) const EVENTS: [&str; 32] = [
     "hello",
     "offer, open",
     "offer, closed",
@@ -39,6 +40,7 @@ pub(in crate::sim) const EVENTS: [&str; 31] = [
     "state: stopped",
     "state: saving",
     "state: ended",
+    "leaving",
     "digest",
     "publish",
     "ended: finished",
@@ -113,6 +115,7 @@ fn from(
             others.for_each(|attempt| count(state(broker, attempt), "renew without it"));
         }
         ToRelay::State { attempt, state, .. } => count(named(attempt), told(state)),
+        ToRelay::Leaving { attempt } => count(named(attempt), "leaving"),
         ToRelay::ImageDigest { attempt, .. } => count(named(attempt), "digest"),
         ToRelay::Publish { attempt, .. } => count(named(attempt), "publish"),
         ToRelay::Ended { attempt, cause, .. } => count(named(attempt), ended(cause)),
@@ -143,6 +146,14 @@ pub(in crate::sim) fn state(broker: &Broker, attempt: &Attempt) -> &'static str 
                 "job final, device has it"
             }
         }
+        (AttemptState::Ended { .. }, released) if attempt.ahead => {
+            if released {
+                "older"
+            } else {
+                "older, device has it"
+            }
+        }
+        _ if attempt.ahead => "ahead",
         (_, released) if !newest => {
             if released {
                 "older"

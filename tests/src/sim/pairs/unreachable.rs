@@ -124,7 +124,7 @@ pub(super) const BROKER: Rules = &[
         why: "an event that names no attempt comes to those that are known",
     },
     Rule {
-        states: &["older, device has it", "older"],
+        states: &["older, device has it", "older", "ahead"],
         events: &["wrapped", "submit again", "cancel"],
         why: "an event of a job comes to its newest attempt",
     },

@@ -1,0 +1,134 @@
+//! Attempts that are made ready while the one before them still runs elsewhere.
+
+use gpunion_protocol::job::{AttemptState, EndCause};
+use gpunion_protocol::session::{Assignment, ToAgent, ToRelay};
+use gpunion_protocol::time::Millis;
+
+use super::super::effect::{Effect, Operation};
+use super::super::event::Event;
+use super::super::record::Phase;
+use super::flows::ended;
+use super::world::{GPU, World, assignment, attempt, snapshot};
+
+fn waiting() -> Assignment {
+    Assignment { wait: true, from: Some(snapshot(1)), ..assignment(&attempt(1), &[GPU]) }
+}
+
+/// Image, workspace and container are there.
+fn prepared() -> World {
+    let mut world = World::sharing();
+    world.assign_this(waiting());
+    while world.work(&attempt(1)).is_some() {}
+    world
+}
+
+fn go(world: &mut World, from: u8) {
+    let from = Some(snapshot(from));
+    world.on(Event::Relay(Box::new(ToAgent::Go { attempt: attempt(1), from })));
+}
+
+fn phase(world: &World) -> Phase {
+    world.provider.attempt(&attempt(1)).unwrap().record.phase.clone()
+}
+
+fn leaves_told(effects: &[Effect]) -> usize {
+    effects.iter().filter(|e| matches!(e, Effect::ToRelay(ToRelay::Leaving { .. }))).count()
+}
+
+#[test]
+fn it_is_made_ready_and_does_not_begin() {
+    let mut world = prepared();
+    assert_eq!(phase(&world), Phase::Start);
+    assert_eq!(world.provider.attempt(&attempt(1)).unwrap().state(), AttemptState::Ready);
+    world.pass(Millis(3_600_000));
+    assert_eq!(phase(&world), Phase::Start);
+    assert!(!world.ops.contains_key(&attempt(1)), "nothing starts it");
+    let busy = Assignment { wait: false, ..assignment(&attempt(2), &[GPU]) };
+    world.take();
+    world.assign_this(busy);
+    assert!(matches!(ended(&world.take()), Some((EndCause::CouldNotStart { .. }, _))), "it holds its GPU");
+}
+
+#[test]
+fn it_begins_at_once_when_nothing_was_saved_since() {
+    let mut world = prepared();
+    go(&mut world, 1);
+    assert_eq!(world.work(&attempt(1)), Some(Operation::Start));
+    assert_eq!(phase(&world), Phase::Running);
+}
+
+#[test]
+fn what_was_saved_since_is_fetched_first() {
+    let mut world = prepared();
+    go(&mut world, 2);
+    assert_eq!(phase(&world), Phase::Stage);
+    let record = &world.provider.attempt(&attempt(1)).unwrap().record;
+    assert_eq!(record.assignment.from, Some(snapshot(2)));
+    let done: Vec<Operation> = std::iter::from_fn(|| world.work(&attempt(1))).collect();
+    assert_eq!(done, [Operation::Stage, Operation::Create, Operation::Start]);
+}
+
+#[test]
+fn a_staging_that_is_overtaken_begins_anew() {
+    let mut world = World::sharing();
+    world.assign_this(waiting());
+    world.work(&attempt(1));
+    let before = world.ops[&attempt(1)].0;
+    go(&mut world, 2);
+    let (now, what) = world.ops[&attempt(1)];
+    assert!(now != before && what == Operation::Stage);
+    // One that has not begun to fill its workspace only learns from where.
+    let mut world = World::sharing();
+    world.assign_this(waiting());
+    let before = world.ops[&attempt(1)].0;
+    go(&mut world, 2);
+    assert_eq!(world.ops[&attempt(1)], (before, Operation::Image));
+}
+
+#[test]
+fn the_word_to_go_outlasts_a_crash_and_may_come_twice_or_in_an_assignment() {
+    let mut world = prepared();
+    go(&mut world, 2);
+    world.crash();
+    assert!(!world.provider.attempt(&attempt(1)).unwrap().record.assignment.wait);
+    world.arrive();
+    world.take();
+    go(&mut world, 3);
+    let record = &world.provider.attempt(&attempt(1)).unwrap().record;
+    assert_eq!(record.assignment.from, Some(snapshot(2)), "the first word stands");
+    let told = world.take();
+    assert!(told.iter().any(|e| matches!(e, Effect::ToRelay(ToRelay::State { .. }))), "it is answered");
+
+    let mut world = prepared();
+    world.assign_this(Assignment { wait: false, from: Some(snapshot(1)), ..waiting() });
+    assert_eq!(world.work(&attempt(1)), Some(Operation::Start));
+    // An assignment that still says wait is an old one.
+    world.assign_this(waiting());
+    assert_eq!(phase(&world), Phase::Running);
+}
+
+#[test]
+fn its_owner_may_close_or_reclaim_while_it_waits() {
+    let mut world = prepared();
+    world.take();
+    world.share(false);
+    assert_eq!(ended(&world.take()).map(|(cause, _)| cause), Some(EndCause::Left));
+    let mut world = prepared();
+    world.take();
+    let call = world.call();
+    world.on(Event::Reclaim { call, gpu: None });
+    assert_eq!(ended(&world.take()).map(|(cause, _)| cause), Some(EndCause::Reclaimed));
+}
+
+#[test]
+fn the_relay_hears_that_a_job_leaves_as_long_as_it_runs() {
+    let mut world = World::sharing();
+    world.run(&attempt(1));
+    assert_eq!(leaves_told(&world.take()), 0);
+    world.share(false);
+    assert_eq!(leaves_told(&world.take()), 1);
+    world.on(Event::LinkUp { terms: Default::default(), epoch: gpunion_protocol::ids::Epoch(1) });
+    assert_eq!(leaves_told(&world.take()), 1, "a relay that was away hears it too");
+    world.pass(Millis(60_000));
+    assert_eq!(leaves_told(&world.take()), 0, "its program is being ended");
+}
