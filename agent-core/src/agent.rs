@@ -19,6 +19,7 @@ use crate::config::{Dirs, Locked, Membership, Settings, clock, files};
 use crate::consumer::Consumer;
 use crate::consumer::images::{Answer, Archive, ImageStore, LocalImage};
 use crate::container::{Engine, EngineError, EngineFacts, free_space};
+use crate::driver::Stop;
 use crate::driver::operations::{Fixed, Operations};
 use crate::driver::store::Store;
 use crate::driver::view::{self, Around};
@@ -39,8 +40,9 @@ pub struct Options {
     pub settings: Settings,
 }
 
-/// Runs until `shutdown`; an error is one that the agent can't begin with.
-pub async fn run(options: Options, shutdown: CancellationToken) -> anyhow::Result<()> {
+/// Runs until it is told to stop; an error is one that the agent can't begin with.
+pub async fn run(options: Options, stop: Stop) -> anyhow::Result<()> {
+    let shutdown = stop.now.clone();
     let Options { dirs, settings } = options;
     dirs.make_data()?;
     let _lock = AgentLock::take(&dirs, &settings.device())?;
@@ -111,7 +113,7 @@ pub async fn run(options: Options, shutdown: CancellationToken) -> anyhow::Resul
         snapshot: publish,
         reclaimed: dirs.reclaimed(),
     };
-    let driving = tokio::spawn(driver::run(driver::begin(parts, store), shutdown.clone()));
+    let driving = tokio::spawn(driver::run(driver::begin(parts, store), stop));
     tracing::info!(data = %dirs.data.display(), socket = %dirs.socket.display(), "the agent is ready");
     let served = local_api::serve(listener, doors, shutdown.clone()).await;
     // The API ends on `shutdown`, or because it can't go on; the agent has no use without it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gpunion_agent_core::agent::{Options, run};
 use gpunion_agent_core::config::{GroupFile, Settings};
+use gpunion_agent_core::driver::Stop;
 use gpunion_protocol::http::{NewInvite, Role};
 use gpunion_protocol::local::{JoinRequest, Snapshot};
 use gpunion_relay::admin::client;
@@ -41,7 +42,11 @@ pub(crate) async fn up(place: &Place, asked: Up, out: &Out) -> Result<ExitCode, 
     let relay = relay::start(config, &asked.listen, stop.clone()).await?;
     let first = relay.operator_invite.as_ref().map(|invite| invite.link().to_owned());
     let address = relay.address;
-    let agent = tokio::spawn(run(Options { dirs: dirs.clone(), settings }, stop.clone()));
+    let agent = tokio::spawn(run(
+        Options { dirs: dirs.clone(), settings },
+        // The relay ends with it: its guests could go nowhere.
+        Stop { now: stop.clone(), ..Stop::default() },
+    ));
     let api = Api::of(dirs.clone())?;
     let joined = async {
         wait_for_agent(&api).await?;

@@ -190,6 +190,27 @@ fn the_next_provider_is_ready_before_the_job_has_left() {
 }
 
 #[test]
+fn an_agent_that_is_told_to_stop_ends_when_its_guests_have_left() {
+    let mut pair = Pair::lending().unwrap();
+    let undisturbed = undisturbed(&pair);
+    let folder = pair.ada.digits_folder("agent-stops", SLOW).unwrap();
+    let (job, ..) = pair.ada.submit(&folder).unwrap();
+    let at = pair.in_the_middle(&job).unwrap();
+    let status = pair.providers[at].stop_agent().unwrap();
+    assert!(status.success(), "{status}\n{}", pair.logs());
+    assert_eq!(pair.engines[at].left_of_guests().unwrap(), Vec::<String>::new(), "nothing is left behind");
+    moved(&pair, &job, at);
+    let result = pair.ada.fetch(&job, "stopped-results").unwrap();
+    assert!(result == undisturbed, "the result differs from an undisturbed run's");
+    // Its owner's wish has not changed.
+    pair.providers[at].start_agent().unwrap();
+    wait_for("the offer of the next agent", PATIENCE, || {
+        Ok(pair.providers[at].snapshot()?.share.open.then_some(()))
+    })
+    .unwrap();
+}
+
+#[test]
 fn whoever_exits_when_it_is_told_goes_on_and_whoever_is_deaf_is_gone_in_time() {
     let pair = Pair::lending().unwrap();
     pair.campus.busybox_image(&pair.engines[0]).unwrap();

@@ -8,6 +8,7 @@ pub mod files;
 pub mod identity;
 pub mod lock;
 pub mod membership;
+pub mod past_cache;
 pub mod settings;
 
 pub use dirs::Dirs;

@@ -123,14 +123,34 @@ pub fn begin(parts: Parts, store: Store) -> Driver {
     driver
 }
 
-/// Runs until `shutdown`. Guests are left as they are: closing the agent touches no job.
-pub async fn run(mut driver: Driver, shutdown: CancellationToken) {
+/// How an agent is told to end.
+#[derive(Debug, Clone, Default)]
+pub struct Stop {
+    /// When its guests have left.
+    pub with_notice: CancellationToken,
+    /// At once: guests are left as they are, for the next agent.
+    pub now: CancellationToken,
+}
+
+impl Stop {
+    /// Told in time, so that its guests go on elsewhere.
+    async fn is_told(&self, told: bool) {
+        if told {
+            return std::future::pending().await;
+        }
+        self.with_notice.cancelled().await;
+    }
+}
+
+/// Runs until it is told to stop.
+pub async fn run(mut driver: Driver, stop: Stop) {
     let mut gpu_view = driver.parts.gpus.subscribe();
     let mut around = driver.parts.around.clone();
     driver.parts.operations.watch_engine();
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut turns = Turns::default();
+    let mut told = false;
     loop {
         let ears = Ears {
             wake: driver.wake_in(),
@@ -142,7 +162,17 @@ pub async fn run(mut driver: Driver, shutdown: CancellationToken) {
             second: &mut second,
         };
         let next = turns.next(ears, finished(&mut driver.committing));
-        let Some(turn) = shutdown.run_until_cancelled(next).await else { break };
+        let turn = tokio::select! {
+            biased;
+            () = stop.now.cancelled() => break,
+            () = stop.is_told(told) => None,
+            turn = next => Some(turn),
+        };
+        let Some(turn) = turn else {
+            told = true;
+            driver.stopping();
+            continue;
+        };
         match turn {
             Turn::Call(call) => driver.call(call),
             Turn::Event(event) => driver.on(event),
@@ -156,6 +186,9 @@ pub async fn run(mut driver: Driver, shutdown: CancellationToken) {
             Turn::Around => driver.around_changed(),
             Turn::Second => driver.look_for_word(),
             Turn::Timeout => driver.on(Event::Timeout),
+        }
+        if told && driver.has_stopped() {
+            stop.now.cancel();
         }
     }
     if let Some(committing) = driver.committing.take() {
@@ -208,6 +241,23 @@ impl Driver {
         self.commit();
         self.answer_past_a_stuck_disk();
         self.publish();
+    }
+
+    fn stopping(&mut self) {
+        self.on(Event::Stopping);
+        let leaving = self.parts.provider.share_status().leaving;
+        if leaving > 0 {
+            tracing::info!(
+                guests = leaving,
+                "told to stop: they get their time to save and go on elsewhere; told once more, this agent \
+                 stops at once and they run on"
+            );
+        }
+    }
+
+    /// What there was to do before is done, and on disk.
+    fn has_stopped(&self) -> bool {
+        self.parts.provider.may_stop() && self.committing.is_none() && self.held.is_empty()
     }
 
     /// Something of it is lent, or a guest is here.

@@ -13,7 +13,7 @@ use gpunion_protocol::ids::PackId;
 use gpunion_protocol::units::Bytes;
 use gpunion_snapshot::{JobKey, PackRecord, SystemRandomness, pack_id};
 
-use crate::config::files;
+use crate::config::{files, past_cache};
 use crate::container::free_space;
 use crate::provider::event::Trouble;
 
@@ -24,6 +24,12 @@ const RECORD: &str = "key";
 #[derive(Debug, Clone)]
 pub(super) struct Spool {
     folder: PathBuf,
+}
+
+/// Written beside, then given its name.
+fn put(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Trouble> {
+    let beside = path.with_extension("new");
+    write(&beside).and_then(|()| std::fs::rename(&beside, path)).map_err(|e| disk(path, e))
 }
 
 fn disk(path: &Path, error: impl std::fmt::Display) -> Trouble {
@@ -73,13 +79,8 @@ impl Spool {
         self.has_room(bytes.len() as u64)?;
         let sealed = record.seal(key, &mut SystemRandomness).map_err(|e| disk(&self.folder, e))?;
         // The pack first: a record says that its pack is here.
-        for (path, bytes) in [(self.pack(&record.id), bytes), (self.record(&record.id), &sealed)] {
-            let beside = path.with_extension("new");
-            std::fs::write(&beside, bytes)
-                .and_then(|()| std::fs::rename(&beside, &path))
-                .map_err(|e| disk(&path, e))?;
-        }
-        Ok(())
+        put(&self.pack(&record.id), |beside| past_cache::write(beside, bytes))?;
+        put(&self.record(&record.id), |beside| std::fs::write(beside, &sealed))
     }
 
     /// Removes all others; answers how many bytes of packs are left.
@@ -106,7 +107,7 @@ impl Spool {
     /// What a power cut left damaged is not taken for the pack; the next snapshot packs it anew.
     pub(super) fn read(&self, id: &PackId) -> Result<Vec<u8>, Trouble> {
         let path = self.pack(id);
-        let why = match std::fs::read(&path) {
+        let why = match past_cache::read(&path) {
             Ok(bytes) if pack_id(&bytes) == *id => return Ok(bytes),
             Ok(_) => "it is damaged".to_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => "it is not here any more".to_owned(),

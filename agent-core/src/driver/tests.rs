@@ -22,6 +22,7 @@ use super::store::Store;
 use super::view::{self, Around};
 use super::{Driver, Parts, begin, finished, run};
 use crate::container::Engine;
+use crate::driver::Stop;
 use crate::egress::Places;
 use crate::gpu::Gpus;
 use crate::gpu::verify::ProcessId;
@@ -163,7 +164,7 @@ async fn a_program_that_can_never_be_begun_ends_its_guest() {
     assert_eq!(snapshot.borrow_and_update().guests[0].state, AttemptState::Running);
     let events = driver.parts.operations.events.clone();
     let shutdown = CancellationToken::new();
-    let running = tokio::spawn(run(driver, shutdown.clone()));
+    let running = tokio::spawn(run(driver, Stop { now: shutdown.clone(), ..Stop::default() }));
     let ends = async {
         while snapshot.borrow_and_update().guests[0].state == AttemptState::Running {
             // Its init asks to be told what to begin.

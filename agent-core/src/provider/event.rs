@@ -33,6 +33,8 @@ pub enum Event {
         call: CallId,
         gpu: Option<GpuUuid>,
     },
+    /// This agent is to stop, with time: its guests leave first, and nothing new is taken.
+    Stopping,
     /// `gpunion reclaim` did it while no agent listened; only the wish and the books remain.
     ReclaimedByHand {
         word: ReclaimWord,

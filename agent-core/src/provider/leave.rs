@@ -148,8 +148,34 @@ impl Provider {
         u32::try_from(self.attempts.values().filter(leaves).count()).unwrap_or(u32::MAX)
     }
 
+    /// The agent stops, and does not know for how long: its guests go on elsewhere. Where nobody can
+    /// be told they could go nowhere, and run on here until an agent is back.
+    pub(super) fn stop(&mut self, now: Now, out: &mut Vec<Effect>) {
+        self.stopping |= self.link.is_up();
+        self.whoever_must_leaves(now, out);
+    }
+
+    /// Nothing is left that an agent that was told to stop waits for.
+    pub fn may_stop(&self) -> bool {
+        let done = |attempt: &Attempt| match attempt.record.phase {
+            Phase::Over { told, cleaned, .. } => cleaned && (told || !self.link.is_up()),
+            Phase::Pull
+            | Phase::Stage
+            | Phase::Create
+            | Phase::Start
+            | Phase::Running
+            | Phase::Finishing { .. }
+            | Phase::Leaving { .. }
+            | Phase::Ending { .. } => false,
+        };
+        !self.stopping || self.attempts.values().all(done)
+    }
+
     /// Its owner lends it what it uses, and will for as long as it needs to leave.
     fn is_still_lent(&self, attempt: &Attempt, now: Now) -> bool {
+        if self.stopping {
+            return false;
+        }
         let grace = i64::try_from(self.grace_of(attempt).0).unwrap_or(i64::MAX);
         let lends = |wish: &Wish| match wish {
             Wish::Sharing { until } => until.is_none_or(|at| at.0.saturating_sub(grace) > now.wall.0),

@@ -78,6 +78,8 @@ pub struct Provider {
     list_at: Option<BootMs>,
     /// Guests of an earlier run of the agent are still to be taken up.
     to_adopt: bool,
+    /// This run of the agent ends as soon as its guests have left.
+    stopping: bool,
     next_op: u64,
     next_seq: u64,
     dirty: BTreeSet<Key>,
@@ -109,6 +111,7 @@ impl Provider {
             reconciled: false,
             list_at: None,
             to_adopt: true,
+            stopping: false,
             next_op: 1,
             // Larger than any number of an earlier run of the agent in this boot.
             next_seq: (now.boot.0 << 16).max(1),
@@ -146,6 +149,7 @@ impl Provider {
         match event {
             Event::Share { call, request } => self.share(call, request, now, &mut out),
             Event::Reclaim { call, gpu } => self.reclaim(call, gpu, now, &mut out),
+            Event::Stopping => self.stop(now, &mut out),
             Event::ReclaimedByHand { word } => self.reclaimed_by_hand(word, now, &mut out),
             Event::LinkUp { terms, epoch } => self.link_up(terms, epoch, now, &mut out),
             Event::LinkDown { why: _ } => self.link.down(),

@@ -123,6 +123,9 @@ impl Provider {
         if !anything {
             return Some("Nothing is lent: sharing is off".to_owned());
         }
+        if self.stopping {
+            return Some("The agent is stopping".to_owned());
+        }
         if !self.reclaims.is_empty() {
             return Some("A reclaim is under way".to_owned());
         }

@@ -17,6 +17,8 @@ use super::StandIn;
 use crate::lab::{User, wait_for};
 
 const START: Duration = Duration::from_secs(60);
+/// Guests get a minute at most, and their workspaces are small.
+const STOP: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]
 pub struct Device {
@@ -181,6 +183,13 @@ impl Device {
 
     pub fn agent_pid(&self) -> Option<i32> {
         self.child.as_ref().map(|child| child.id() as i32)
+    }
+
+    /// Told to stop, as a service manager does it; how it ended.
+    pub fn stop_agent(&mut self) -> Result<std::process::ExitStatus> {
+        let mut child = self.child.take().context("no agent runs")?;
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM)?;
+        wait_for("the agent's end", STOP, || Ok(child.try_wait()?))
     }
 
     /// kill -9, as a crash is.

@@ -151,6 +151,7 @@ impl World {
                 self.owner_acts(host, Owner::Reclaim { gpu: None });
                 self.lends_again(host);
             }
+            "stopping" => self.agent_stops(host),
             "link up" => return self.session_anew(host),
             "link down" => match self.hosts[host].session {
                 Some(session) => {

@@ -246,6 +246,9 @@ impl World {
     }
 
     fn owner_says(&mut self, host: usize) {
+        if self.chance.one_in(6) {
+            return self.after(1, Due::Owner { host, what: Owner::StopAgent });
+        }
         let gpu = self.some_gpu(host);
         let on = self.chance.coin();
         let for_ms = self.chance.one_in(3).then(|| self.chance.between(5_000, 300_000));

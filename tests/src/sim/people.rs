@@ -29,8 +29,16 @@ const ENDED_WITHIN: u64 = 5_000;
 
 #[derive(Debug, Clone)]
 pub(super) enum Owner {
-    Share { on: bool, gpu: Option<GpuUuid>, for_ms: Option<u64> },
-    Reclaim { gpu: Option<GpuUuid> },
+    Share {
+        on: bool,
+        gpu: Option<GpuUuid>,
+        for_ms: Option<u64>,
+    },
+    Reclaim {
+        gpu: Option<GpuUuid>,
+    },
+    /// The agent is told to stop, and is started again some time later.
+    StopAgent,
 }
 
 impl World {
@@ -112,6 +120,7 @@ impl World {
                 }
             }
             Owner::Reclaim { gpu } => self.owner_reclaims(host, gpu),
+            Owner::StopAgent => self.agent_stops(host),
         }
     }
 
@@ -150,6 +159,31 @@ impl World {
             let what = format!("{attempt} lives on {host} after its owner's longest grace");
             self.fail(what);
         }
+    }
+
+    /// As its driver does: it ends when nothing is left to wait for, or is told once more.
+    pub(super) fn agent_stops(&mut self, host: usize) {
+        if !self.answers(host) {
+            return;
+        }
+        let run = self.hosts[host].run;
+        self.agent(host, Event::Stopping);
+        let once_more = self.at + self.chance.between(1_000, 150_000);
+        self.after(100, Due::StopLooks { host, run, once_more });
+    }
+
+    pub(super) fn stop_looks(&mut self, host: usize, run: u64, once_more: u64) {
+        let seat = &self.hosts[host];
+        if seat.run != run || !seat.is_current(run) {
+            return;
+        }
+        let done = seat.committing.is_none() && seat.agent.as_ref().is_some_and(|agent| agent.may_stop());
+        if done || once_more <= self.at || self.calm {
+            self.stats.stops += 1;
+            self.agent_dies(host);
+            return self.back_later(host);
+        }
+        self.after(500, Due::StopLooks { host, run, once_more });
     }
 
     fn owner_reclaims(&mut self, host: usize, gpu: Option<GpuUuid>) {

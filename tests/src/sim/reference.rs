@@ -138,7 +138,8 @@ impl Reference {
                 Wanted::All => owner.say(None, Said::default()),
                 Wanted::These(gpus) => gpus.iter().for_each(|gpu| owner.say(Some(gpu), Said::default())),
             },
-            Event::LinkUp { .. }
+            Event::Stopping
+            | Event::LinkUp { .. }
             | Event::LinkDown { .. }
             | Event::Relay(_)
             | Event::GroupLeft

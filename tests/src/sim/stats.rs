@@ -56,6 +56,8 @@ pub struct Stats {
     pub leavings: u64,
     /// Guests whose owner stopped lending under them.
     pub told_to_leave: u64,
+    /// Agents that were told to stop, and did.
+    pub stops: u64,
     pub revoked: u64,
     /// Guests with egress that stood still because their lease was over.
     pub leases_over: u64,
@@ -135,6 +137,7 @@ impl Stats {
             ambushes,
             leavings,
             told_to_leave,
+            stops,
             revoked,
             leases_over,
             commits_failed,
@@ -172,6 +175,7 @@ impl Stats {
         self.ambushes += ambushes;
         self.leavings += leavings;
         self.told_to_leave += told_to_leave;
+        self.stops += stops;
         self.revoked += revoked;
         self.leases_over += leases_over;
         self.commits_failed += commits_failed;

@@ -54,6 +54,7 @@ impl World {
             | Due::Cleared { host, .. }
             | Due::Heeds { host, .. }
             | Due::LeaveLooks { host, .. }
+            | Due::StopLooks { host, .. }
             | Due::OwnerLeaves { host }
             | Due::Joins { host }
             | Due::InitHears { host, .. }

@@ -192,6 +192,12 @@ pub(super) enum Due {
         generation: u64,
         slept: u64,
     },
+    /// An agent that was told to stop ends when nothing is left, or when it is told once more.
+    StopLooks {
+        host: usize,
+        run: u64,
+        once_more: u64,
+    },
     /// A guest that was told to leave is looked for when it must be gone.
     LeaveLooks {
         host: usize,
@@ -456,6 +462,7 @@ impl World {
             Due::OwnerLooks { host, gpu, generation, slept } => {
                 self.owner_looks(host, gpu, generation, slept);
             }
+            Due::StopLooks { host, run, once_more } => self.stop_looks(host, run, once_more),
             Due::LeaveLooks { host, run, slept, attempts } => {
                 self.leave_looks(host, run, slept, attempts);
             }
@@ -520,6 +527,7 @@ fn actor(due: &Due) -> Actor {
         | Due::Owner { host, .. }
         | Due::OwnerLooks { host, .. }
         | Due::LeaveLooks { host, .. }
+        | Due::StopLooks { host, .. }
         | Due::Heeds { host, .. }
         | Due::Deadline { host, .. }
         | Due::InitSays { host, .. }

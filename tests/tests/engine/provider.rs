@@ -16,7 +16,7 @@ use gpunion_agent_core::container::cgroup::Cgroup;
 use gpunion_agent_core::driver::operations::{Fixed, Operations};
 use gpunion_agent_core::driver::store::Store;
 use gpunion_agent_core::driver::view::{self, Around};
-use gpunion_agent_core::driver::{self, EVENTS, Parts};
+use gpunion_agent_core::driver::{self, EVENTS, Parts, Stop};
 use gpunion_agent_core::egress::Places;
 use gpunion_agent_core::gpu::Gpus;
 use gpunion_agent_core::provider::Provider;
@@ -182,7 +182,10 @@ impl Half {
             reclaimed: data.join("reclaimed.json"),
         };
         let shutdown = CancellationToken::new();
-        let driving = tokio::spawn(driver::run(driver::begin(parts, store), shutdown.clone()));
+        let driving = tokio::spawn(driver::run(
+            driver::begin(parts, store),
+            Stop { now: shutdown.clone(), ..Stop::default() },
+        ));
         let up = SessionEvent::Up { terms: Terms::default(), epoch: Epoch(1) };
         relay.send(up).await.unwrap();
         Self { owner, relay, said, snapshot, shutdown, driving, _status: status }

@@ -484,3 +484,51 @@ fn a_salvage_whose_upload_would_take_longer_than_it_saves_is_not_sent() {
         assert_eq!(ended(&world.take()).is_none(), sent);
     }
 }
+
+#[test]
+fn an_agent_that_is_told_to_stop_lets_its_guests_leave_first() {
+    let mut world = World::sharing();
+    world.run(&attempt(1));
+    assert!(world.provider.may_stop(), "nobody asked it to wait");
+    world.take();
+    world.on(Event::Stopping);
+    assert!(leave_word(&world.effects).is_some());
+    assert!(!world.provider.may_stop() && !world.provider.is_open());
+    assert!(world.provider.share_status().why.contains("stopping"));
+    let at_ns = wall_ns(&world);
+    world.init(&attempt(1), FromInit::Saved { at_ns });
+    leaves(&mut world);
+    assert!(!world.provider.may_stop(), "its end is not told yet");
+    world.on(Event::Relay(Box::new(ToAgent::EndSeen { attempt: attempt(1) })));
+    assert!(!world.provider.may_stop(), "its container is there");
+    world.work(&attempt(1));
+    assert!(world.provider.may_stop());
+    // The owner lends as before: the next agent opens again by itself.
+    world.crash();
+    world.arrive();
+    assert!(world.provider.is_open());
+}
+
+#[test]
+fn one_whose_relay_is_away_stops_at_once_and_leaves_its_guests_as_they_are() {
+    let mut world = World::sharing();
+    world.run(&attempt(1));
+    world.take();
+    world.on(Event::LinkDown { why: "cut".to_owned() });
+    world.on(Event::Stopping);
+    assert!(world.provider.may_stop());
+    assert_eq!(leave_word(&world.effects), None);
+    // A relay that goes while they leave: what could be done without it is done first.
+    let mut world = World::sharing();
+    world.run(&attempt(1));
+    world.on(Event::Stopping);
+    world.on(Event::LinkDown { why: "cut".to_owned() });
+    assert!(!world.provider.may_stop());
+    world.pass(MINUTE);
+    world.gone(&attempt(1));
+    for _ in 0..10 {
+        world.work(&attempt(1));
+        world.pass(MINUTE);
+    }
+    assert!(world.provider.may_stop(), "{:?}", phase(&world));
+}

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use gpunion_agent_core::config::past_cache;
 use gpunion_snapshot::{
     ChunkIndex, ChunkKey, FolderSnapshot, JobKey, SealedPack, SystemRandomness, WalkOptions, Watch, Writer,
     open_root,
@@ -92,10 +93,7 @@ fn cpu_of(command: &mut Command) -> Result<f64> {
 /// The process that is measured: what the agent's workspace program does, packs kept as files.
 pub(crate) fn take(folder: &Path, packs: &Path) -> Result<()> {
     let packs: PathBuf = packs.to_owned();
-    let keep = |pack: SealedPack| {
-        let mut file = File::create(packs.join(pack.id.to_string()))?;
-        file.write_all(&pack.bytes)
-    };
+    let keep = |pack: SealedPack| past_cache::write(&packs.join(pack.id.to_string()), &pack.bytes);
     let index = ChunkIndex::new(ChunkKey::generate(&mut SystemRandomness)?);
     let writer = Writer::new(index, keep, SystemRandomness, Watch::default())?;
     let walk = FolderSnapshot::new(open_root(folder)?, writer, None, WalkOptions::default());

@@ -33,11 +33,12 @@ pub(in crate::sim) const STATES: [&str; 19] = [
     "over, told",
 ];
 
-pub(in crate::sim) const EVENTS: [&str; 39] = [
+pub(in crate::sim) const EVENTS: [&str; 40] = [
     "share on",
     "share off",
     "reclaim",
     "reclaim by hand",
+    "stopping",
     "link up",
     "link down",
     "group left",
@@ -105,6 +106,7 @@ pub(super) fn pairs(agent: &Provider, event: &Event, mut count: impl FnMut(&'sta
         Event::Share { .. }
         | Event::Reclaim { .. }
         | Event::ReclaimedByHand { .. }
+        | Event::Stopping
         | Event::LinkUp { .. }
         | Event::LinkDown { .. }
         | Event::GroupLeft
@@ -153,6 +155,7 @@ fn to_all(event: &Event) -> &'static str {
         Event::Share { .. } => "share on",
         Event::Reclaim { .. } => "reclaim",
         Event::ReclaimedByHand { .. } => "reclaim by hand",
+        Event::Stopping => "stopping",
         Event::LinkUp { .. } => "link up",
         Event::LinkDown { .. } => "link down",
         Event::GroupLeft => "group left",
