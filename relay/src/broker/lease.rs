@@ -128,7 +128,7 @@ impl Broker {
         }
         for named in self.lapsed_on(device) {
             if !held.contains(&named) {
-                self.close(&named, EndCause::Lost, now);
+                self.lost(&named, now);
                 self.release(&named);
             }
         }
@@ -166,7 +166,7 @@ impl Broker {
             }
             let revoked = self.device_of(&named).is_none_or(|id| !self.is_usable(id));
             if revoked || !self.open.contains(&named.job) {
-                self.close(&named, EndCause::Lost, now);
+                self.lost(&named, now);
             }
             if revoked {
                 self.release(&named);

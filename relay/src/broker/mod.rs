@@ -37,6 +37,7 @@ pub mod record;
 mod stored;
 #[cfg(test)]
 mod tests;
+mod thrash;
 mod usage;
 mod views;
 mod why;
@@ -62,7 +63,7 @@ pub struct Config {
     pub repeat: Millis,
     /// In which a member's recent use halves.
     pub half_life: Millis,
-    /// Starts in a row that may fail without getting any further before the job is held.
+    /// Attempts in a row that may get no further before the job is held.
     pub strikes_max: u32,
     /// Jobs of one member that are not final.
     pub jobs_max: usize,

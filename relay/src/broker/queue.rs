@@ -63,6 +63,9 @@ impl Broker {
                 unplaced.push(Unplaced { job, need, hint });
                 continue;
             }
+            if self.gives_up(&job, now) {
+                continue;
+            }
             let choice = ready.swap_remove(0);
             let gpus: Vec<GpuUuid> = choice.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
             rooms[choice.room].occupy(&gpus, &need);
@@ -93,7 +96,7 @@ impl Broker {
         // The one whose lease ran out ends in the same step in which a newer one exists.
         let before = self.newest(job).map(|attempt| (attempt.named(), attempt.state.is_ended()));
         if let Some((lapsed, false)) = &before {
-            self.close(lapsed, EndCause::Lost, now);
+            self.lost(lapsed, now);
         }
         let number = AttemptNo(before.map_or(0, |(named, _)| named.token.attempt.0).saturating_add(1));
         let attempt = Attempt {

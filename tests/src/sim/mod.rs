@@ -13,6 +13,7 @@ mod egress;
 mod engine;
 mod faults;
 mod foul;
+mod further;
 mod group;
 mod guest;
 mod jobs;

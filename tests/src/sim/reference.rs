@@ -13,6 +13,7 @@ use gpunion_protocol::session::ToAgent;
 use gpunion_protocol::time::{Now, WallMs};
 use gpunion_relay::broker::record::{Attempt, Course, JobEnd};
 
+use super::further::{may_be_held, may_be_placed};
 use super::program::{Content, Fate, Program, STUMBLED};
 
 /// Lease and margin by which the relay waits for one that vanished, less the clocks' drift.
@@ -353,6 +354,10 @@ impl Reference {
         if attempt.from != newest {
             return Err(format!("{name} goes on from {:?}, the newest is {newest:?}", attempt.from));
         }
+        if truth.doubted.is_none() {
+            let tip = truth.chain.iter().map(|(token, _)| *token).max();
+            may_be_placed(&truth.attempts, tip).map_err(|what| format!("{name} is placed: {what}"))?;
+        }
         self.contact.insert(name, at);
         truth.attempts.insert(attempt.token, attempt.clone());
         Ok(true)
@@ -362,7 +367,6 @@ impl Reference {
         let truth = self.jobs.entry(course.job.clone()).or_default();
         let lied = self.lied.contains(&course.job);
         truth.doubted = course.doubted;
-        truth.held = course.held.is_some();
         for checkpoint in &course.chain {
             if truth.chain.iter().any(|(_, snapshot)| *snapshot == checkpoint.snapshot) {
                 continue;
@@ -370,6 +374,11 @@ impl Reference {
             truth.takes(checkpoint.token, checkpoint.snapshot, known, lied)?;
         }
         truth.last = course.chain.iter().map(|checkpoint| checkpoint.snapshot).collect();
+        if let Some(why) = course.held.as_ref().filter(|_| !truth.held) {
+            let tip = truth.chain.iter().map(|(token, _)| *token).max();
+            may_be_held(&truth.attempts, tip, why).map_err(|what| format!("{} is {what}", course.job))?;
+        }
+        truth.held = course.held.is_some();
         if truth.end.is_some() && (truth.end != course.end || truth.result != course.result) {
             return Err(format!("{} was final ({:?}) and is {:?}", course.job, truth.end, course.end));
         }

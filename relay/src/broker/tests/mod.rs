@@ -10,6 +10,7 @@ mod life;
 mod moves;
 mod placing;
 mod random;
+mod thrash;
 mod why;
 
 use std::collections::BTreeMap;
