@@ -152,6 +152,10 @@ impl Provider {
             1 => format!("{why}. 1 guest is leaving"),
             n => format!("{why}. {n} guests are leaving"),
         };
+        let why = match self.link.put_aside() {
+            Some(aside) if self.is_open() => format!("{why}. No job comes for now: {aside}"),
+            Some(_) | None => why,
+        };
         ShareStatus {
             wish: self.wish.machine,
             gpus: self.wish.gpus.iter().map(|(gpu, wish)| (gpu.0.clone(), *wish)).collect(),

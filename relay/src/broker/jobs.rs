@@ -191,6 +191,7 @@ impl Broker {
             Whose::Provider => match &cause {
                 EndCause::CouldNotStart { reason } | EndCause::Broken { reason } => {
                     self.strike(attempt, reason, now);
+                    self.starts_nothing(attempt, reason, 1, now);
                 }
                 EndCause::Reclaimed | EndCause::Left | EndCause::Lost => self.fruitless(attempt, &cause),
                 EndCause::Exited { .. }

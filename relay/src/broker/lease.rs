@@ -75,7 +75,8 @@ impl Broker {
             presence.holds_unknown = unknown;
             self.queue_changed = true;
         }
-        self.send(device, ToAgent::Renewed { seq, counting, stale });
+        let put_aside = self.why_aside(device);
+        self.send(device, ToAgent::Renewed { seq, counting, stale, put_aside });
     }
 
     fn extend(&mut self, named: &AttemptRef, now: Now) {
@@ -190,7 +191,10 @@ impl Broker {
         for named in due {
             let seconds = self.config.answer_within.0 / 1000;
             let reason = format!("the provider did not answer for {seconds} s");
-            self.close(&named, EndCause::CouldNotStart { reason }, now);
+            self.close(&named, EndCause::CouldNotStart { reason: reason.clone() }, now);
+            if let Some(attempt) = self.attempt(&named.job, named.token.attempt).cloned() {
+                self.starts_nothing(&attempt, &reason, 0, now);
+            }
             self.retries.insert(named.job.clone(), now.boot + self.config.answer_within);
         }
     }
@@ -274,7 +278,8 @@ impl Broker {
         let words = self.live.iter().filter(|(n, _)| self.has_to_be_said(n)).map(|(_, live)| live.say_at);
         let answers = self.live.keys().filter_map(|named| self.answer_due(named));
         let queue = self.wraps.values().chain(self.retries.values()).copied();
-        leases.chain(words).chain(answers).chain(queue).chain(self.settling_until).min()
+        let asides = self.asides_end();
+        leases.chain(words).chain(answers).chain(queue).chain(asides).chain(self.settling_until).min()
     }
 
     pub(super) fn is_unended(&self, named: &AttemptRef) -> bool {

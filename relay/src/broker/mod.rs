@@ -14,12 +14,14 @@ use gpunion_protocol::problem::Problem;
 use gpunion_protocol::session::{Terms, ToAgent, ToRelay};
 use gpunion_protocol::time::{BootMs, Millis, Now};
 
+use aside::Aside;
 use finished::Finished;
 use lease::Live;
 use presence::Presence;
 use record::{Attempt, Course, Device, Invite, Job, Member};
 use usage::Ledger;
 
+mod aside;
 mod attempts;
 mod check;
 pub mod effect;
@@ -126,6 +128,8 @@ pub struct Broker {
     whys: BTreeMap<JobId, String>,
     /// Not before then is a job tried again where it just failed to start.
     retries: BTreeMap<JobId, BootMs>,
+    /// Providers where the last start failed.
+    asides: BTreeMap<DeviceId, Aside>,
     /// When a key for this device is asked for again.
     wraps: BTreeMap<(JobId, DeviceId), BootMs>,
 
@@ -176,6 +180,7 @@ impl Broker {
             live: BTreeMap::new(),
             whys: BTreeMap::new(),
             retries: BTreeMap::new(),
+            asides: BTreeMap::new(),
             wraps: BTreeMap::new(),
             crowded: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -272,6 +277,7 @@ impl Broker {
     pub fn finish(&mut self, now: Now) -> Vec<Effect> {
         self.let_leases_lapse(now);
         self.let_answers_lapse(now);
+        self.end_asides(now);
         if self.wraps.values().chain(self.retries.values()).any(|at| *at <= now.boot) {
             self.queue_changed = true;
         }

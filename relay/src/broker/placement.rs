@@ -91,6 +91,8 @@ pub(super) struct Standing {
     pub(super) keyless: bool,
     /// Starts of this job that failed there since its last checkpoint.
     pub(super) failures: u32,
+    /// It started nothing of late, and this job would try whether it does now.
+    pub(super) on_trial: bool,
     /// The job's last attempt was ended there by the provider: reclaimed, left, lost.
     pub(super) just_left: bool,
 }

@@ -15,6 +15,8 @@ pub(super) struct Hint {
     pub(super) keyless: Vec<String>,
     /// No device that is left may hand the key on.
     pub(super) key_lost: bool,
+    /// Nothing is placed where it would fit, in a sentence.
+    pub(super) aside: Option<String>,
     /// Where it just failed to start, and is tried again soon.
     pub(super) resting: Option<String>,
     /// The relay has just started, and providers are still coming back.
@@ -47,6 +49,9 @@ fn reason(need: &Need, rooms: &[Room], hint: &Hint) -> String {
         return format!(
             "{name} is free, but has no key of this job yet; it gets one when a device of the member is online"
         );
+    }
+    if let Some(sentence) = &hint.aside {
+        return sentence.clone();
     }
     if let Some(name) = &hint.resting {
         return format!("It could not start on {name}; it is tried there again in a moment");

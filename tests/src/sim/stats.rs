@@ -57,6 +57,8 @@ pub struct Stats {
     /// Guests whose owner stopped lending under them.
     pub told_to_leave: u64,
     pub revoked: u64,
+    /// Providers where nothing started.
+    pub put_aside: u64,
     /// Guests with egress that stood still because their lease was over.
     pub leases_over: u64,
     pub commits_failed: u64,
@@ -136,6 +138,7 @@ impl Stats {
             leavings,
             told_to_leave,
             revoked,
+            put_aside,
             leases_over,
             commits_failed,
             batches,
@@ -173,6 +176,7 @@ impl Stats {
         self.leavings += leavings;
         self.told_to_leave += told_to_leave;
         self.revoked += revoked;
+        self.put_aside += put_aside;
         self.leases_over += leases_over;
         self.commits_failed += commits_failed;
         self.batches += batches;

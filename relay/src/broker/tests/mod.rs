@@ -1,6 +1,7 @@
 //! Tests of the broker: a small world that saves what each step changed, checks what must always
 //! hold, and can start the broker again from exactly the saved bytes.
 
+mod aside;
 mod bounds;
 mod finished;
 mod good_world;
