@@ -193,7 +193,11 @@ impl Broker {
                     self.strike(attempt, reason, now);
                     self.starts_nothing(attempt, reason, 1, now);
                 }
-                EndCause::Reclaimed | EndCause::Left | EndCause::Lost => self.fruitless(attempt, &cause),
+                EndCause::Reclaimed | EndCause::Left => {
+                    self.departs(&attempt.device, now);
+                    self.fruitless(attempt, &cause);
+                }
+                EndCause::Lost => self.fruitless(attempt, &cause),
                 EndCause::Exited { .. }
                 | EndCause::Signalled { .. }
                 | EndCause::MemoryLimit

@@ -15,6 +15,7 @@ use gpunion_protocol::session::{Terms, ToAgent, ToRelay};
 use gpunion_protocol::time::{BootMs, Millis, Now};
 
 use aside::Aside;
+use departures::Departures;
 use finished::Finished;
 use lease::Live;
 use presence::Presence;
@@ -24,6 +25,7 @@ use usage::Ledger;
 mod aside;
 mod attempts;
 mod check;
+mod departures;
 pub mod effect;
 pub mod event;
 mod finished;
@@ -130,6 +132,7 @@ pub struct Broker {
     retries: BTreeMap<JobId, BootMs>,
     /// Providers where the last start failed.
     asides: BTreeMap<DeviceId, Aside>,
+    departures: Departures,
     /// When a key for this device is asked for again.
     wraps: BTreeMap<(JobId, DeviceId), BootMs>,
 
@@ -181,6 +184,7 @@ impl Broker {
             whys: BTreeMap::new(),
             retries: BTreeMap::new(),
             asides: BTreeMap::new(),
+            departures: Departures::default(),
             wraps: BTreeMap::new(),
             crowded: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -278,6 +282,7 @@ impl Broker {
         self.let_leases_lapse(now);
         self.let_answers_lapse(now);
         self.end_asides(now);
+        self.end_pause(now);
         if self.wraps.values().chain(self.retries.values()).any(|at| *at <= now.boot) {
             self.queue_changed = true;
         }

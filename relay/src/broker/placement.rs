@@ -11,6 +11,9 @@ use gpunion_protocol::units::Bytes;
 /// would else never be placed under an owner's hours.
 const EVERY_MAX: Millis = Millis::from_secs(600);
 
+/// A job that goes to a provider with less time left would soon move again.
+const SOON: Millis = Millis::from_secs(3600);
+
 /// What a job asks of a provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Need {
@@ -93,13 +96,19 @@ pub(super) struct Standing {
     pub(super) failures: u32,
     /// It started nothing of late, and this job would try whether it does now.
     pub(super) on_trial: bool,
-    /// The job's last attempt was ended there by the provider: reclaimed, left, lost.
+    /// The job's last attempt was ended there by the provider: reclaimed, left, lost. Or another
+    /// machine of its owner's has just gone.
     pub(super) just_left: bool,
 }
 
 impl Room {
     pub(super) fn is_lending(&self) -> bool {
         self.here && self.open
+    }
+
+    /// One class for all that end later: small differences decide nothing.
+    fn ends_soon(&self) -> bool {
+        self.time_left.is_some_and(|left| left < SOON)
     }
 
     /// It would fit if nobody else were there.
@@ -159,8 +168,8 @@ pub(super) struct Choice {
     pub(super) standing: Standing,
 }
 
-/// All rooms that could take it now, best first: by standing, then the smallest GPUs, then the
-/// fewest that stay free, then the device's id. `None` from `standing` bars a room.
+/// All rooms that could take it now, best first: by standing, then those that don't end soon, then
+/// the smallest GPUs, then the fewest that stay free, then the device's id. `None` from `standing` bars a room.
 pub(super) fn choices(
     need: &Need,
     rooms: &[Room],
@@ -178,7 +187,7 @@ pub(super) fn choices(
         let room = &rooms[choice.room];
         let largest = choice.gpus.iter().map(|gpu| gpu.memory).max();
         let stay_free = room.gpus.iter().filter(|gpu| gpu.free).count() - choice.gpus.len();
-        (choice.standing, largest, stay_free, room.device.clone())
+        (choice.standing, room.ends_soon(), largest, stay_free, room.device.clone())
     });
     all
 }

@@ -113,8 +113,12 @@ impl Broker {
         if presence.fresh && presence.offer.as_ref() == Some(&offer) {
             return;
         }
+        let closes = presence.fresh && !offer.open && presence.offer.as_ref().is_some_and(|old| old.open);
         presence.offer = Some(offer);
         presence.fresh = true;
+        if closes {
+            self.departs(device, now);
+        }
         self.group_changed = true;
         self.queue_changed = true;
     }

@@ -46,6 +46,10 @@ impl Broker {
                 );
                 continue;
             }
+            if let Some(waits) = self.waits_to_see(&job) {
+                unplaced.push(Unplaced { job, need, hint: Hint { waits: Some(waits), ..Hint::default() } });
+                continue;
+            }
             // A backup may not know who reaches outside for this job: whoever does has a lease that an
             // earlier run of the relay gave.
             if !need.egress.is_empty() && self.settling_until.is_some() {
@@ -193,7 +197,8 @@ impl Broker {
             return None;
         }
         let keyless = self.jobs.get(job).is_none_or(|row| row.keys.iter().all(|k| k.device != *device));
-        let just_left = self.newest(job).is_some_and(|attempt| attempt.device == *device);
+        let just_left =
+            self.newest(job).is_some_and(|attempt| attempt.device == *device) || self.may_go_too(device);
         Some(Standing { keyless, failures, on_trial: self.is_on_trial(device), just_left })
     }
 
@@ -224,6 +229,7 @@ impl Broker {
             settling,
             silent: on.filter(|_| unended),
             leases_run: false,
+            waits: None,
         }
     }
 

@@ -23,11 +23,16 @@ pub(super) struct Hint {
     pub(super) settling: bool,
     /// It reaches outside, and an earlier run of the relay may have let it.
     pub(super) leases_run: bool,
+    /// It is not placed for now whatever is free, in a sentence.
+    pub(super) waits: Option<String>,
     /// The provider that went silent with it.
     pub(super) silent: Option<String>,
 }
 
 pub(super) fn why(need: &Need, rooms: &[Room], hint: &Hint) -> String {
+    if let Some(sentence) = &hint.waits {
+        return sentence.clone();
+    }
     let reason = reason(need, rooms, hint);
     match &hint.silent {
         Some(name) => format!("{name} went silent and may return; until then: {}", lower_first(&reason)),

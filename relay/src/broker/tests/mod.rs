@@ -3,6 +3,7 @@
 
 mod aside;
 mod bounds;
+mod departures;
 mod finished;
 mod good_world;
 mod group;
