@@ -202,6 +202,7 @@ impl Provider {
             memory: self.wish.caps.memory.min(memory),
             disk: self.wish.caps.disk.min(disk),
             time_left: self.ends_at_wall().map(|wall| Millis(wall.saturating_sub(now.wall.0).max(0) as u64)),
+            grace: Some(self.wish.grace),
             architecture,
             egress: self.egress.clone(),
         }

@@ -184,6 +184,7 @@ impl Broker {
             memory: Cap::of(offer.memory.0),
             disk: Cap::of(offer.disk.0),
             time_left: presence.time_left(now),
+            grace: offer.grace,
             egress: offer.egress.clone(),
             blocked: presence.holds_unknown,
         })

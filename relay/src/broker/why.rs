@@ -166,11 +166,11 @@ fn missing(need: &Need, lending: &[&Room]) -> String {
             return format!("No provider lends {wanted} of {what}{gpu}; the most is {most}");
         }
     }
-    let longest = roomy().filter_map(|r| r.time_left.map(|left| (left, &r.name))).max();
+    let longest = roomy().filter_map(|r| r.time_left.map(|left| (left, r))).max_by_key(|(left, _)| *left);
     match longest {
-        Some((left, name)) if left < need.lasts => {
+        Some((left, room)) if left < room.least_time(need) => {
             let minutes = Span(gpunion_protocol::time::Millis(left.0.div_ceil(60_000) * 60_000));
-            format!("{name} lends for only {minutes} more, too short for this job to save anything")
+            format!("{} lends for only {minutes} more, too short for this job to save anything", room.name)
         }
         Some(_) | None => {
             format!(

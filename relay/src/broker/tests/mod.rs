@@ -362,6 +362,7 @@ pub(super) fn offer(name: &str, gpus: &[u64]) -> Offer {
         memory: Bytes(64 * GIB),
         disk: Bytes(500 * GIB),
         time_left: None,
+        grace: None,
         egress: EgressRule::Off,
         architecture: "amd64".to_owned(),
     }
