@@ -69,6 +69,7 @@ impl Broker {
             }
         }
         self.release_unnamed(device, &held, now);
+        self.is_back(device);
         if let Some(presence) = self.presence.get_mut(device)
             && presence.holds_unknown != unknown
         {
@@ -278,7 +279,7 @@ impl Broker {
         let words = self.live.iter().filter(|(n, _)| self.has_to_be_said(n)).map(|(_, live)| live.say_at);
         let answers = self.live.keys().filter_map(|named| self.answer_due(named));
         let queue = self.wraps.values().chain(self.retries.values()).copied();
-        let asides = self.asides_end().chain(self.pause_ends());
+        let asides = self.asides_end().chain(self.pause_ends()).chain(self.mass_loss_ends());
         leases.chain(words).chain(answers).chain(queue).chain(asides).chain(self.settling_until).min()
     }
 

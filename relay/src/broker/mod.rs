@@ -18,6 +18,7 @@ use aside::Aside;
 use departures::Departures;
 use finished::Finished;
 use lease::Live;
+use mass_loss::MassLoss;
 use presence::Presence;
 use record::{Attempt, Course, Device, Invite, Job, Member};
 use usage::Ledger;
@@ -33,6 +34,7 @@ mod group;
 mod jobs;
 mod keys;
 mod lease;
+mod mass_loss;
 mod moves;
 mod placement;
 mod presence;
@@ -133,6 +135,7 @@ pub struct Broker {
     /// Providers where the last start failed.
     asides: BTreeMap<DeviceId, Aside>,
     departures: Departures,
+    mass_loss: MassLoss,
     /// When a key for this device is asked for again.
     wraps: BTreeMap<(JobId, DeviceId), BootMs>,
 
@@ -185,6 +188,7 @@ impl Broker {
             retries: BTreeMap::new(),
             asides: BTreeMap::new(),
             departures: Departures::default(),
+            mass_loss: MassLoss::default(),
             wraps: BTreeMap::new(),
             crowded: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -226,7 +230,7 @@ impl Broker {
                 self.reply(request, result);
             }
             Event::Connected { device, session } => self.connected(&device, session),
-            Event::Disconnected { device, session } => self.disconnected(&device, session),
+            Event::Disconnected { device, session } => self.disconnected(&device, session, now),
             Event::From { device, session, message } => {
                 if self.presence.get(&device).is_some_and(|p| p.session == Some(session)) {
                     self.heard(&device, message, now);
@@ -242,7 +246,10 @@ impl Broker {
                 Ok(()) => self.answers.push(Answer::State(request, job)),
                 Err(problem) => self.reply(request, Err(problem)),
             },
-            Event::StoodStill => self.stood_still(now),
+            Event::StoodStill => {
+                self.stood_still(now);
+                self.forgives_vanishing(now);
+            }
             Event::Timeout => {}
         }
     }
@@ -283,6 +290,7 @@ impl Broker {
         self.let_answers_lapse(now);
         self.end_asides(now);
         self.end_pause(now);
+        self.end_mass_loss(now);
         if self.wraps.values().chain(self.retries.values()).any(|at| *at <= now.boot) {
             self.queue_changed = true;
         }

@@ -46,7 +46,7 @@ impl Broker {
                 );
                 continue;
             }
-            if let Some(waits) = self.waits_to_see(&job) {
+            if let Some(waits) = self.waits_to_see(&job).or_else(|| self.waits_for_return(&job)) {
                 unplaced.push(Unplaced { job, need, hint: Hint { waits: Some(waits), ..Hint::default() } });
                 continue;
             }

@@ -9,6 +9,7 @@ mod good_world;
 mod group;
 mod leases;
 mod life;
+mod mass_loss;
 mod moves;
 mod placing;
 mod random;
