@@ -24,6 +24,10 @@ pub struct Offer {
     /// wall clocks are never compared between machines.
     #[serde(default)]
     pub time_left: Option<Millis>,
+    /// The longest that a job gets to save when it must leave, whatever its spec asks for; absent:
+    /// the agent does not say.
+    #[serde(default)]
+    pub grace: Option<Millis>,
     /// `amd64`, `arm64`: as the container engine names it.
     pub architecture: String,
     /// What guests may reach here, over what their specs name.

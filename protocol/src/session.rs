@@ -138,6 +138,9 @@ pub enum ToAgent {
         seq: u64,
         counting: Vec<AttemptRef>,
         stale: Vec<AttemptRef>,
+        /// For the owner: why this provider gets no jobs for now, though it lends.
+        #[serde(default)]
+        put_aside: Option<String>,
     },
     /// End it: cancelled, or a newer attempt counts. Repeated until `Ended` comes.
     End {

@@ -26,6 +26,8 @@ pub(super) struct Link {
     sent: BTreeMap<u64, BootMs>,
     next_renew: Option<BootMs>,
     seq: u64,
+    /// Why the relay sends no jobs here, in its words.
+    put_aside: Option<String>,
     /// When the machine last looked at the time at all.
     pub(super) looked: BootMs,
     pub(super) looked_wall: WallMs,
@@ -39,6 +41,11 @@ impl Link {
     pub(super) fn down(&mut self) {
         self.up = None;
         self.next_renew = None;
+        self.put_aside = None;
+    }
+
+    pub(super) fn put_aside(&self) -> Option<&str> {
+        self.put_aside.as_deref()
     }
 
     pub(super) fn next_time(&self) -> Option<BootMs> {
@@ -120,7 +127,10 @@ impl Provider {
         match message {
             ToAgent::Assign(assignment) => self.assigned(*assignment, now, out),
             ToAgent::Go { attempt, from } => self.go(&attempt, from, now, out),
-            ToAgent::Renewed { seq, counting, stale } => self.renewed(seq, &counting, &stale, now, out),
+            ToAgent::Renewed { seq, counting, stale, put_aside } => {
+                self.link.put_aside = put_aside;
+                self.renewed(seq, &counting, &stale, now, out);
+            }
             ToAgent::End { attempt, cause } => self.told_to_end(&attempt, cause, now, out),
             ToAgent::Published { attempt, snapshot } => {
                 self.published(&attempt, snapshot, now);

@@ -155,6 +155,10 @@ impl Provider {
             1 => format!("{why}. 1 guest is leaving"),
             n => format!("{why}. {n} guests are leaving"),
         };
+        let why = match self.link.put_aside() {
+            Some(aside) if self.is_open() => format!("{why}. No job comes for now: {aside}"),
+            Some(_) | None => why,
+        };
         ShareStatus {
             wish: self.wish.machine,
             gpus: self.wish.gpus.iter().map(|(gpu, wish)| (gpu.0.clone(), *wish)).collect(),
@@ -201,6 +205,7 @@ impl Provider {
             memory: self.wish.caps.memory.min(memory),
             disk: self.wish.caps.disk.min(disk),
             time_left: self.ends_at_wall().map(|wall| Millis(wall.saturating_sub(now.wall.0).max(0) as u64)),
+            grace: Some(self.wish.grace),
             architecture,
             egress: self.egress.clone(),
         }

@@ -88,7 +88,7 @@ async fn new_words_of_a_newer_relay_end_nothing() {
         relay.send(Message::text(text)).await.unwrap();
     }
     relay.send(Message::binary(vec![1, 2, 3])).await.unwrap();
-    let renewed = ToAgent::Renewed { seq: 9, counting: Vec::new(), stale: Vec::new() };
+    let renewed = ToAgent::Renewed { seq: 9, counting: Vec::new(), stale: Vec::new(), put_aside: None };
     assert_eq!(handle.incoming.recv().await, Some(SessionEvent::Message(renewed)));
     assert!(!carrying.is_finished());
     carrying.abort();

@@ -121,7 +121,7 @@ impl Broker {
         }
         if let Some(lapsed) = self.newest(job).filter(|attempt| !attempt.state.is_ended()) {
             let lapsed = lapsed.named();
-            self.close(&lapsed, EndCause::Lost, now);
+            self.lost(&lapsed, now);
         }
         let from = self.courses.get(job).and_then(|course| course.next_from());
         if let Some(attempt) = self.attempt_mut(&named) {

@@ -54,6 +54,7 @@ impl Broker {
             self.stirred.insert(named.job.clone());
         }
         if runs {
+            self.starts_again(device);
             self.has_moved(&named, now);
         }
         let note = note.map(clip);

@@ -2,9 +2,9 @@
 
 use gpunion_protocol::http::Submit;
 use gpunion_protocol::ids::{AttemptRef, JobId, MemberId, SnapshotId};
-use gpunion_protocol::job::{AttemptState, EndCause, JobState, Whose};
+use gpunion_protocol::job::{EndCause, JobState, Whose};
 use gpunion_protocol::problem::{Code, Problem};
-use gpunion_protocol::time::{Millis, Now};
+use gpunion_protocol::time::Now;
 
 use super::keys::WRAPPED_MAX;
 use super::record::{Attempt, Course, Job, JobEnd};
@@ -18,8 +18,6 @@ const DATA_MAX: usize = 64;
 const SPEC_MAX: usize = 256 << 10;
 /// Characters of an idempotency key.
 const KEY_MAX: usize = 200;
-/// First wait before a job is tried again where it failed to start; doubled with each failure.
-const RETRY_FIRST: Millis = Millis::from_secs(10);
 
 impl Course {
     pub(super) fn new(job: JobId) -> Self {
@@ -193,15 +191,18 @@ impl Broker {
             Whose::Provider => match &cause {
                 EndCause::CouldNotStart { reason } | EndCause::Broken { reason } => {
                     self.strike(attempt, reason, now);
+                    self.starts_nothing(attempt, reason, 1, now);
                 }
+                EndCause::Reclaimed | EndCause::Left => {
+                    self.departs(&attempt.device, now);
+                    self.fruitless(attempt, &cause);
+                }
+                EndCause::Lost => self.fruitless(attempt, &cause),
                 EndCause::Exited { .. }
                 | EndCause::Signalled { .. }
                 | EndCause::MemoryLimit
                 | EndCause::DiskLimit
                 | EndCause::Cancelled
-                | EndCause::Reclaimed
-                | EndCause::Left
-                | EndCause::Lost
                 | EndCause::Stale => {}
             },
         }
@@ -213,53 +214,6 @@ impl Broker {
         if let Some(course) = self.courses.get_mut(job) {
             course.result = Some(result);
             self.touched.insert(Key::Course(job.clone()));
-        }
-    }
-
-    fn doubt(&mut self, job: &JobId, from: SnapshotId) {
-        if let Some(course) = self.courses.get_mut(job) {
-            course.doubted = Some(from);
-            course.strikes = 0;
-            self.touched.insert(Key::Course(job.clone()));
-        }
-    }
-
-    /// A provider failed it before it got any further. Never the job's failure; but a job that
-    /// fails everywhere in the same way is held, with the reason, until somebody looks at it.
-    fn strike(&mut self, attempt: &Attempt, reason: &str, now: Now) {
-        let job = &attempt.job;
-        if !attempt.published.is_empty() {
-            return;
-        }
-        let Some(course) = self.courses.get_mut(job) else { return };
-        course.strikes = course.strikes.saturating_add(1);
-        self.touched.insert(Key::Course(job.clone()));
-        let wait = RETRY_FIRST.0.saturating_mul(1 << course.strikes.saturating_sub(1).min(6));
-        if course.strikes < self.config.strikes_max {
-            self.retries.insert(job.clone(), now.boot + Millis(wait));
-            return;
-        }
-        // The checkpoint itself may be what can't be restored.
-        if let (Some(from), None) = (attempt.from, course.doubted) {
-            self.doubt(job, from);
-            self.retries.insert(job.clone(), now.boot + Millis(wait));
-            return;
-        }
-        let times = course.strikes;
-        self.hold(job, format!("It got no further in {times} attempts in a row; the last time: {reason}"));
-    }
-
-    /// The program finished, but no result came. Counted over the whole job, since such attempts
-    /// may well have published on their way.
-    fn unsaved(&mut self, attempt: &Attempt, now: Now) {
-        const REASON: &str = "its program finished, but the provider could not save the workspace";
-        let done = AttemptState::Ended { cause: EndCause::Exited { code: 0 } };
-        let times =
-            self.attempts.get(&attempt.job).map_or(0, |all| all.values().filter(|a| a.state == done).count());
-        if times < self.config.strikes_max as usize {
-            self.strike(attempt, REASON, now);
-        } else {
-            self.hold(&attempt.job, format!("In {times} attempts {REASON}"));
         }
     }
 

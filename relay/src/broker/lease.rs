@@ -72,13 +72,15 @@ impl Broker {
             }
         }
         self.release_unnamed(device, &held, now);
+        self.is_back(device);
         if let Some(presence) = self.presence.get_mut(device)
             && presence.holds_unknown != unknown
         {
             presence.holds_unknown = unknown;
             self.queue_changed = true;
         }
-        self.send(device, ToAgent::Renewed { seq, counting, stale });
+        let put_aside = self.why_aside(device);
+        self.send(device, ToAgent::Renewed { seq, counting, stale, put_aside });
     }
 
     fn extend(&mut self, named: &AttemptRef, now: Now) {
@@ -131,7 +133,7 @@ impl Broker {
         }
         for named in self.lapsed_on(device) {
             if !held.contains(&named) {
-                self.close(&named, EndCause::Lost, now);
+                self.lost(&named, now);
                 self.release(&named);
             }
         }
@@ -168,9 +170,11 @@ impl Broker {
                 live.lapsed = true;
             }
             let revoked = self.device_of(&named).is_none_or(|id| !self.is_usable(id));
-            // Nothing is lost with one that has not begun, and its place is wanted.
-            if revoked || !self.open.contains(&named.job) || self.is_ahead(&named) {
+            if self.is_ahead(&named) {
+                // Nothing is lost with one that has not begun, and its place is wanted.
                 self.close(&named, EndCause::Lost, now);
+            } else if revoked || !self.open.contains(&named.job) {
+                self.lost(&named, now);
             }
             if revoked {
                 self.release(&named);
@@ -194,7 +198,10 @@ impl Broker {
         for named in due {
             let seconds = self.config.answer_within.0 / 1000;
             let reason = format!("the provider did not answer for {seconds} s");
-            self.close(&named, EndCause::CouldNotStart { reason }, now);
+            self.close(&named, EndCause::CouldNotStart { reason: reason.clone() }, now);
+            if let Some(attempt) = self.attempt(&named.job, named.token.attempt).cloned() {
+                self.starts_nothing(&attempt, &reason, 0, now);
+            }
             self.retries.insert(named.job.clone(), now.boot + self.config.answer_within);
         }
     }
@@ -289,7 +296,8 @@ impl Broker {
         let words = self.live.iter().filter(|(n, _)| self.has_to_be_said(n)).map(|(_, live)| live.say_at);
         let answers = self.live.keys().filter_map(|named| self.answer_due(named));
         let queue = self.wraps.values().chain(self.retries.values()).copied();
-        leases.chain(words).chain(answers).chain(queue).chain(self.settling_until).min()
+        let asides = self.asides_end().chain(self.pause_ends()).chain(self.mass_loss_ends());
+        leases.chain(words).chain(answers).chain(queue).chain(asides).chain(self.settling_until).min()
     }
 
     pub(super) fn is_unended(&self, named: &AttemptRef) -> bool {

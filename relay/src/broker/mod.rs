@@ -14,15 +14,20 @@ use gpunion_protocol::problem::Problem;
 use gpunion_protocol::session::{Terms, ToAgent, ToRelay};
 use gpunion_protocol::time::{BootMs, Millis, Now};
 
+use aside::Aside;
+use departures::Departures;
 use finished::Finished;
 use lease::Live;
+use mass_loss::MassLoss;
 use presence::Presence;
 use record::{Attempt, Course, Device, Invite, Job, Member};
 use usage::Ledger;
 
 mod ahead;
+mod aside;
 mod attempts;
 mod check;
+mod departures;
 pub mod effect;
 pub mod event;
 mod finished;
@@ -30,6 +35,7 @@ mod group;
 mod jobs;
 mod keys;
 mod lease;
+mod mass_loss;
 mod moves;
 mod placement;
 mod presence;
@@ -38,6 +44,7 @@ pub mod record;
 mod stored;
 #[cfg(test)]
 mod tests;
+mod thrash;
 mod usage;
 mod views;
 mod why;
@@ -63,7 +70,7 @@ pub struct Config {
     pub repeat: Millis,
     /// In which a member's recent use halves.
     pub half_life: Millis,
-    /// Starts in a row that may fail without getting any further before the job is held.
+    /// Attempts in a row that may get no further before the job is held.
     pub strikes_max: u32,
     /// Jobs of one member that are not final.
     pub jobs_max: usize,
@@ -126,6 +133,10 @@ pub struct Broker {
     whys: BTreeMap<JobId, String>,
     /// Not before then is a job tried again where it just failed to start.
     retries: BTreeMap<JobId, BootMs>,
+    /// Providers where the last start failed.
+    asides: BTreeMap<DeviceId, Aside>,
+    departures: Departures,
+    mass_loss: MassLoss,
     /// When a key for this device is asked for again.
     wraps: BTreeMap<(JobId, DeviceId), BootMs>,
 
@@ -176,6 +187,9 @@ impl Broker {
             live: BTreeMap::new(),
             whys: BTreeMap::new(),
             retries: BTreeMap::new(),
+            asides: BTreeMap::new(),
+            departures: Departures::default(),
+            mass_loss: MassLoss::default(),
             wraps: BTreeMap::new(),
             crowded: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -217,7 +231,7 @@ impl Broker {
                 self.reply(request, result);
             }
             Event::Connected { device, session } => self.connected(&device, session),
-            Event::Disconnected { device, session } => self.disconnected(&device, session),
+            Event::Disconnected { device, session } => self.disconnected(&device, session, now),
             Event::From { device, session, message } => {
                 if self.presence.get(&device).is_some_and(|p| p.session == Some(session)) {
                     self.heard(&device, message, now);
@@ -233,7 +247,10 @@ impl Broker {
                 Ok(()) => self.answers.push(Answer::State(request, job)),
                 Err(problem) => self.reply(request, Err(problem)),
             },
-            Event::StoodStill => self.stood_still(now),
+            Event::StoodStill => {
+                self.stood_still(now);
+                self.forgives_vanishing(now);
+            }
             Event::Timeout => {}
         }
     }
@@ -273,6 +290,9 @@ impl Broker {
     pub fn finish(&mut self, now: Now) -> Vec<Effect> {
         self.let_leases_lapse(now);
         self.let_answers_lapse(now);
+        self.end_asides(now);
+        self.end_pause(now);
+        self.end_mass_loss(now);
         if self.wraps.values().chain(self.retries.values()).any(|at| *at <= now.boot) {
             self.queue_changed = true;
         }

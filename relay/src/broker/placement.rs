@@ -11,6 +11,12 @@ use gpunion_protocol::units::Bytes;
 /// would else never be placed under an owner's hours.
 const EVERY_MAX: Millis = Millis::from_secs(600);
 
+/// Of an owner whose agent does not tell it.
+const GRACE_MAX: Millis = Millis::from_secs(600);
+
+/// A job that goes to a provider with less time left would soon move again.
+const SOON: Millis = Millis::from_secs(3600);
+
 /// What a job asks of a provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Need {
@@ -20,8 +26,9 @@ pub(super) struct Need {
     pub(super) cpus: u32,
     pub(super) memory: Bytes,
     pub(super) disk: Bytes,
-    /// Less time than this would not bring it to its next checkpoint and out again.
-    pub(super) lasts: Millis,
+    /// How long it computes until it saves; and to leave it takes at most the grace.
+    pub(super) every: Millis,
+    pub(super) grace: Millis,
     /// Names that it wants to reach.
     pub(super) egress: Vec<EgressName>,
 }
@@ -37,7 +44,8 @@ impl Need {
             disk: r.disk,
             // Specs are checked when they are submitted; the provider checks them once more.
             egress: spec.network.names().unwrap_or_default(),
-            lasts: spec.checkpoint.every.0.min(EVERY_MAX) + spec.checkpoint.grace.0.min(EVERY_MAX),
+            every: spec.checkpoint.every.0.min(EVERY_MAX),
+            grace: spec.checkpoint.grace.0,
         }
     }
 }
@@ -58,6 +66,8 @@ pub(super) struct Room {
     pub(super) memory: Cap<u64>,
     pub(super) disk: Cap<u64>,
     pub(super) time_left: Option<Millis>,
+    /// The longest that its owner lets a job save when it must leave; absent: not told.
+    pub(super) grace: Option<Millis>,
     pub(super) egress: EgressRule,
     /// Nothing can be placed now, whatever looks free.
     pub(super) blocked: bool,
@@ -91,13 +101,21 @@ pub(super) struct Standing {
     pub(super) keyless: bool,
     /// Starts of this job that failed there since its last checkpoint.
     pub(super) failures: u32,
-    /// The job's last attempt was ended there by the provider: reclaimed, left, lost.
+    /// It started nothing of late, and this job would try whether it does now.
+    pub(super) on_trial: bool,
+    /// The job's last attempt was ended there by the provider: reclaimed, left, lost. Or another
+    /// machine of its owner's has just gone.
     pub(super) just_left: bool,
 }
 
 impl Room {
     pub(super) fn is_lending(&self) -> bool {
         self.here && self.open
+    }
+
+    /// One class for all that end later: small differences decide nothing.
+    fn ends_soon(&self) -> bool {
+        self.time_left.is_some_and(|left| left < SOON)
     }
 
     /// It would fit if nobody else were there.
@@ -111,7 +129,13 @@ impl Room {
             && self.cpus.all >= need.cpus
             && self.memory.all >= need.memory.0
             && self.disk.all >= need.disk.0
-            && self.time_left.is_none_or(|left| left >= need.lasts)
+            && self.time_left.is_none_or(|left| left >= self.least_time(need))
+    }
+
+    /// Less would not bring it to its next checkpoint and out again: it is told to leave a grace
+    /// before the end, and the owner's is the limit.
+    pub(super) fn least_time(&self, need: &Need) -> Millis {
+        need.every + need.grace.min(self.grace.unwrap_or(GRACE_MAX))
     }
 
     /// Lent GPUs with enough memory.
@@ -157,8 +181,8 @@ pub(super) struct Choice {
     pub(super) standing: Standing,
 }
 
-/// All rooms that could take it now, best first: by standing, then the smallest GPUs, then the
-/// fewest that stay free, then the device's id. `None` from `standing` bars a room.
+/// All rooms that could take it now, best first: by standing, then those that don't end soon, then
+/// the smallest GPUs, then the fewest that stay free, then the device's id. `None` from `standing` bars a room.
 pub(super) fn choices(
     need: &Need,
     rooms: &[Room],
@@ -176,7 +200,7 @@ pub(super) fn choices(
         let room = &rooms[choice.room];
         let largest = choice.gpus.iter().map(|gpu| gpu.memory).max();
         let stay_free = room.gpus.iter().filter(|gpu| gpu.free).count() - choice.gpus.len();
-        (choice.standing, largest, stay_free, room.device.clone())
+        (choice.standing, room.ends_soon(), largest, stay_free, room.device.clone())
     });
     all
 }

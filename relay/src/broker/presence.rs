@@ -30,6 +30,12 @@ pub(super) struct Presence {
 }
 
 impl Presence {
+    /// It is here, and new attempts may be placed on it.
+    pub(super) fn lends(&self) -> bool {
+        let open = self.offer.as_ref().is_some_and(|offer| offer.open);
+        self.session.is_some() && self.greeted && self.fresh && open
+    }
+
     /// How long the offer will still last; absent when no end is known.
     pub(super) fn time_left(&self, now: Now) -> Option<Millis> {
         let told = self.offer.as_ref()?.time_left?;
@@ -56,17 +62,21 @@ impl Broker {
         self.queue_changed = true;
     }
 
-    pub(super) fn disconnected(&mut self, device: &DeviceId, session: SessionId) {
+    pub(super) fn disconnected(&mut self, device: &DeviceId, session: SessionId, now: Now) {
         let Some(presence) = self.presence.get_mut(device) else { return };
         if presence.session != Some(session) {
             return;
         }
+        let lent = presence.lends();
         presence.session = None;
         presence.greeted = false;
         presence.fresh = false;
         presence.holds_unknown = false;
         self.group_changed = true;
         self.queue_changed = true;
+        if lent {
+            self.vanishes(device, now);
+        }
     }
 
     pub(super) fn hello(&mut self, device: &DeviceId, wire: u32, now: Now) {
@@ -116,8 +126,12 @@ impl Broker {
         if presence.fresh && presence.offer.as_ref() == Some(&offer) {
             return;
         }
+        let closes = presence.fresh && !offer.open && presence.offer.as_ref().is_some_and(|old| old.open);
         presence.offer = Some(offer);
         presence.fresh = true;
+        if closes {
+            self.departs(device, now);
+        }
         self.group_changed = true;
         self.queue_changed = true;
     }

@@ -8,6 +8,7 @@ use gpunion_protocol::job::{AttemptState, EndCause};
 use gpunion_protocol::time::Now;
 
 use super::Broker;
+use super::aside::Late;
 use super::lease::Live;
 use super::placement::{Cap, Choice, Need, Room, RoomGpu, Standing, choices};
 use super::record::Attempt;
@@ -35,7 +36,8 @@ impl Broker {
         let mut unplaced = Vec::new();
         let mut asked = BTreeSet::new();
         self.place_ahead(&mut rooms, &mut asked, now);
-        while let Some(job) = take_next(&mut waiting, &shares) {
+        let mut late = Late::default();
+        while let Some(job) = take_next(&mut waiting, &shares).or_else(|| late.next()) {
             let Some(row) = self.jobs.get(&job) else { continue };
             let (need, member) = (Need::of(&row.spec), row.member.clone());
             if !row.keys.iter().any(|k| self.is_usable(&k.device)) {
@@ -45,28 +47,40 @@ impl Broker {
                 );
                 continue;
             }
+            if let Some(waits) = self.waits_for_return(&job) {
+                unplaced.push(Unplaced { job, need, hint: Hint { waits: Some(waits), ..Hint::default() } });
+                continue;
+            }
             // A backup may not know who reaches outside for this job: whoever does has a lease that an
             // earlier run of the relay gave.
             if !need.egress.is_empty() && self.settling_until.is_some() {
                 unplaced.push(Unplaced { job, need, hint: Hint { leases_run: true, ..Hint::default() } });
                 continue;
             }
-            if self.go_ahead(&job, now) {
-                let share = shares.entry(member).or_default();
-                *share = share.saturating_add(weigh_held(need.gpus as usize));
+            if self.ahead_of(&job).is_some() && (self.gives_up(&job, now) || self.go_ahead(&job, now)) {
+                continue;
+            }
+            if let Some(waits) = self.waits_to_see(&job) {
+                unplaced.push(Unplaced { job, need, hint: Hint { waits: Some(waits), ..Hint::default() } });
                 continue;
             }
             let options = choices(&need, &rooms, |device| self.standing(&job, device));
             let (keyless, mut ready): (Vec<Choice>, Vec<Choice>) =
                 options.into_iter().partition(|c| c.standing.keyless);
+            if late.put_off(&job, ready.first().map(|c| &c.standing)) {
+                continue;
+            }
             let better_without_key = ready.first().is_none_or(|c| c.standing.failures > 0);
             if better_without_key {
                 let wanted = keyless.iter().take(KEYS_ASKED).map(|c| rooms[c.room].device.clone());
                 asked.extend(wanted.map(|device| (job.clone(), device)));
             }
             if ready.is_empty() {
-                let hint = self.hint(&job, &keyless, &rooms, settling);
+                let hint = self.hint(&job, &need, &keyless, &rooms, settling);
                 unplaced.push(Unplaced { job, need, hint });
+                continue;
+            }
+            if self.gives_up(&job, now) {
                 continue;
             }
             let choice = ready.swap_remove(0);
@@ -100,7 +114,7 @@ impl Broker {
         // The one whose lease ran out ends in the same step in which a newer one exists.
         let before = self.newest(job).filter(|attempt| !ahead && !attempt.state.is_ended());
         if let Some(lapsed) = before.map(Attempt::named) {
-            self.close(&lapsed, EndCause::Lost, now);
+            self.lost(&lapsed, now);
         }
         let last = self.attempts.get(job).and_then(|all| all.keys().next_back()).map_or(0, |last| last.0);
         let number = AttemptNo(last.saturating_add(1));
@@ -139,6 +153,7 @@ impl Broker {
         self.live.insert(named.clone(), Live::new(self.lease_end(now), now));
         self.attempts.entry(job.clone()).or_default().insert(number, attempt);
         self.touch(&named);
+        self.is_tried(&device, &named);
         self.whys.remove(job);
         self.retries.remove(job);
         self.stirred.insert(job.clone());
@@ -185,24 +200,27 @@ impl Broker {
             memory: Cap::of(offer.memory.0),
             disk: Cap::of(offer.disk.0),
             time_left: presence.time_left(now),
+            grace: offer.grace,
             egress: offer.egress.clone(),
             blocked: presence.holds_unknown,
         })
     }
 
-    /// `None`: the job just failed to start there, and rests before it is tried there again.
+    /// `None`: the job just failed to start there, and rests before it is tried there again; or
+    /// others did, and nothing is placed there.
     pub(super) fn standing(&self, job: &JobId, device: &DeviceId) -> Option<Standing> {
         let failures = self.failures(job, device);
-        if failures > 0 && self.retries.contains_key(job) {
+        if (failures > 0 && self.retries.contains_key(job)) || self.is_barred(device) {
             return None;
         }
         let keyless = self.jobs.get(job).is_none_or(|row| row.keys.iter().all(|k| k.device != *device));
-        let just_left = self.newest(job).is_some_and(|attempt| attempt.device == *device);
-        Some(Standing { keyless, failures, just_left })
+        let just_left =
+            self.newest(job).is_some_and(|attempt| attempt.device == *device) || self.may_go_too(device);
+        Some(Standing { keyless, failures, on_trial: self.is_on_trial(device), just_left })
     }
 
     /// Starts that failed there since the job's last checkpoint.
-    fn failures(&self, job: &JobId, device: &DeviceId) -> u32 {
+    pub(super) fn failures(&self, job: &JobId, device: &DeviceId) -> u32 {
         let progress = self.courses.get(job).and_then(|c| c.chain.last()).map(|c| c.token);
         let count = self
             .attempts
@@ -215,7 +233,7 @@ impl Broker {
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    fn hint(&self, job: &JobId, keyless: &[Choice], rooms: &[Room], settling: bool) -> Hint {
+    fn hint(&self, job: &JobId, need: &Need, keyless: &[Choice], rooms: &[Room], settling: bool) -> Hint {
         let newest = self.newest(job);
         let on = newest.and_then(|a| self.device_name(&a.device)).map(str::to_owned);
         let unended = newest.is_some_and(|a| !a.state.is_ended());
@@ -223,10 +241,12 @@ impl Broker {
             ahead: 0,
             keyless: keyless.iter().map(|c| rooms[c.room].name.clone()).collect(),
             key_lost: !self.has_a_holder(job),
+            aside: self.waits_for_aside(need, rooms),
             resting: on.clone().filter(|_| !unended && self.retries.contains_key(job)),
             settling,
             silent: on.filter(|_| unended),
             leases_run: false,
+            waits: None,
         }
     }
 

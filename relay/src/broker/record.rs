@@ -175,7 +175,8 @@ pub struct Course {
     pub chain: Vec<Checkpoint>,
     /// The program failed at once from this one: the next attempt goes on from the one before it.
     pub doubted: Option<SnapshotId>,
-    /// Attempts in a row that a provider ended before they got any further.
+    /// Attempts in a row that a provider ended before they got any further; who left before it ran
+    /// is none of them.
     pub strikes: u32,
     /// Why it is held, in words.
     pub held: Option<String>,

@@ -15,17 +15,24 @@ pub(super) struct Hint {
     pub(super) keyless: Vec<String>,
     /// No device that is left may hand the key on.
     pub(super) key_lost: bool,
+    /// Nothing is placed where it would fit, in a sentence.
+    pub(super) aside: Option<String>,
     /// Where it just failed to start, and is tried again soon.
     pub(super) resting: Option<String>,
     /// The relay has just started, and providers are still coming back.
     pub(super) settling: bool,
     /// It reaches outside, and an earlier run of the relay may have let it.
     pub(super) leases_run: bool,
+    /// It is not placed for now whatever is free, in a sentence.
+    pub(super) waits: Option<String>,
     /// The provider that went silent with it.
     pub(super) silent: Option<String>,
 }
 
 pub(super) fn why(need: &Need, rooms: &[Room], hint: &Hint) -> String {
+    if let Some(sentence) = &hint.waits {
+        return sentence.clone();
+    }
     let reason = reason(need, rooms, hint);
     match &hint.silent {
         Some(name) => format!("{name} went silent and may return; until then: {}", lower_first(&reason)),
@@ -47,6 +54,9 @@ fn reason(need: &Need, rooms: &[Room], hint: &Hint) -> String {
         return format!(
             "{name} is free, but has no key of this job yet; it gets one when a device of the member is online"
         );
+    }
+    if let Some(sentence) = &hint.aside {
+        return sentence.clone();
     }
     if let Some(name) = &hint.resting {
         return format!("It could not start on {name}; it is tried there again in a moment");
@@ -156,11 +166,11 @@ fn missing(need: &Need, lending: &[&Room]) -> String {
             return format!("No provider lends {wanted} of {what}{gpu}; the most is {most}");
         }
     }
-    let longest = roomy().filter_map(|r| r.time_left.map(|left| (left, &r.name))).max();
+    let longest = roomy().filter_map(|r| r.time_left.map(|left| (left, r))).max_by_key(|(left, _)| *left);
     match longest {
-        Some((left, name)) if left < need.lasts => {
+        Some((left, room)) if left < room.least_time(need) => {
             let minutes = Span(gpunion_protocol::time::Millis(left.0.div_ceil(60_000) * 60_000));
-            format!("{name} lends for only {minutes} more, too short for this job to save anything")
+            format!("{} lends for only {minutes} more, too short for this job to save anything", room.name)
         }
         Some(_) | None => {
             format!(

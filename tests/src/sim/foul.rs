@@ -28,10 +28,12 @@ impl World {
                     None => return false,
                 }
             }
-            "renewed, counts" => ToAgent::Renewed { seq: 0, counting: vec![name], stale: Vec::new() },
+            "renewed, counts" => {
+                ToAgent::Renewed { seq: 0, counting: vec![name], stale: Vec::new(), put_aside: None }
+            }
             "renewed, stale" => {
                 let seq = self.net.last_renewal(session).unwrap_or(0);
-                ToAgent::Renewed { seq, counting: Vec::new(), stale: vec![name] }
+                ToAgent::Renewed { seq, counting: Vec::new(), stale: vec![name], put_aside: None }
             }
             "end" => {
                 let cause = if self.chance.coin() { EndCause::Stale } else { EndCause::Cancelled };

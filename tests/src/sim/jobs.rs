@@ -21,7 +21,7 @@ const OPEN_MAX: usize = 7;
 
 pub(super) struct PlannedJob {
     pub(super) id: JobId,
-    member: MemberId,
+    pub(super) member: MemberId,
     pub(super) program: Program,
     submit: Submit,
     key: String,

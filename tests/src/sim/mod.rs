@@ -5,6 +5,7 @@
 
 mod agent_host;
 mod ambush;
+mod aside;
 mod backup;
 mod chance;
 mod clock;
@@ -13,6 +14,7 @@ mod egress;
 mod engine;
 mod faults;
 mod foul;
+mod further;
 mod group;
 mod guest;
 mod jobs;
@@ -169,7 +171,11 @@ impl World {
                 }
                 Change::Put(Record::Attempt(attempt)) => {
                     let was_final = ended.contains(&attempt.job);
-                    if self.reference.attempt_changed(attempt, at, was_final)? {
+                    let Some(job) = self.by_id.get(&attempt.job) else {
+                        return Err(format!("{} was never submitted", attempt.job));
+                    };
+                    let member = &self.jobs[*job].member;
+                    if self.reference.attempt_changed(attempt, member, at, was_final)? {
                         self.nobody_else_has_effects();
                     }
                 }
@@ -184,6 +190,9 @@ impl World {
                     Key::Member(_) | Key::Device(_) | Key::Invite(_) | Key::Usage(_) => {}
                 },
             }
+        }
+        if self.reference.commit_ends(at)? {
+            self.stats.put_aside += 1;
         }
         Ok(())
     }

@@ -6,13 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpunion_agent_core::provider::Provider;
 use gpunion_agent_core::provider::event::Event;
 use gpunion_agent_core::provider::word::Wanted;
-use gpunion_protocol::ids::{AttemptRef, GpuUuid, JobId, SnapshotId, Token};
+use gpunion_protocol::ids::{AttemptRef, GpuUuid, JobId, MemberId, SnapshotId, Token};
 use gpunion_protocol::job::{AttemptState, EndCause};
 use gpunion_protocol::local::Wish;
 use gpunion_protocol::session::ToAgent;
 use gpunion_protocol::time::{Now, WallMs};
 use gpunion_relay::broker::record::{Attempt, Course, JobEnd};
 
+use super::aside::Asides;
+use super::further::{may_be_held, may_be_placed};
 use super::program::{Content, Fate, Program, STUMBLED};
 
 /// Lease and margin by which the relay waits for one that vanished, less the clocks' drift.
@@ -25,6 +27,7 @@ pub(super) struct Reference {
     /// What the relay did last to keep an attempt alive, world time.
     contact: BTreeMap<AttemptRef, u64>,
     relay_started: u64,
+    asides: Asides,
     /// Somebody said what was not so of these jobs.
     lied: BTreeSet<JobId>,
 }
@@ -274,6 +277,17 @@ impl Reference {
 
     pub(super) fn relay_started(&mut self, at: u64) {
         self.relay_started = at;
+        self.asides.forget();
+    }
+
+    /// Of what was in memory alone it knows no more.
+    pub(super) fn relay_loads_anew(&mut self) {
+        self.asides.forget();
+    }
+
+    /// True when the relay put a provider aside in it.
+    pub(super) fn commit_ends(&mut self, at: u64) -> Result<bool, String> {
+        self.asides.committed(at)
     }
 
     pub(super) fn relay_said(&mut self, message: &ToAgent, at: u64) {
@@ -321,12 +335,15 @@ impl Reference {
     pub(super) fn attempt_changed(
         &mut self,
         attempt: &Attempt,
+        member: &MemberId,
         at: u64,
         was_final: bool,
     ) -> Result<bool, String> {
         let name = attempt.named();
         let contact = self.contact.get(&name).copied().unwrap_or(0).max(self.relay_started);
         let truth = self.jobs.entry(attempt.job.clone()).or_default();
+        let before = truth.attempts.get(&attempt.token);
+        self.asides.changed(before, attempt, member, truth.end.is_some());
         if let Some(known) = truth.attempts.get_mut(&attempt.token) {
             if known.state.is_ended() && !attempt.state.is_ended() {
                 return Err(format!("{name} had ended and is {:?}", attempt.state));
@@ -367,7 +384,6 @@ impl Reference {
         let truth = self.jobs.entry(course.job.clone()).or_default();
         let lied = self.lied.contains(&course.job);
         truth.doubted = course.doubted;
-        truth.held = course.held.is_some();
         for checkpoint in &course.chain {
             if truth.chain.iter().any(|(_, snapshot)| *snapshot == checkpoint.snapshot) {
                 continue;
@@ -375,6 +391,11 @@ impl Reference {
             truth.takes(checkpoint.token, checkpoint.snapshot, known, lied)?;
         }
         truth.last = course.chain.iter().map(|checkpoint| checkpoint.snapshot).collect();
+        if let Some(why) = course.held.as_ref().filter(|_| !truth.held) {
+            let tip = truth.chain.iter().map(|(token, _)| *token).max();
+            may_be_held(&truth.attempts, tip, why).map_err(|what| format!("{} is {what}", course.job))?;
+        }
+        truth.held = course.held.is_some();
         if truth.end.is_some() && (truth.end != course.end || truth.result != course.result) {
             return Err(format!("{} was final ({:?}) and is {:?}", course.job, truth.end, course.end));
         }
@@ -407,6 +428,10 @@ impl Truth {
         let newest = self.last.iter().rev().find(|snapshot| self.doubted != Some(**snapshot)).copied();
         if attempt.from != newest {
             return Err(format!("{name} goes on from {:?}, the newest is {newest:?}", attempt.from));
+        }
+        if self.doubted.is_none() {
+            let tip = self.chain.iter().map(|(token, _)| *token).max();
+            may_be_placed(&self.attempts, tip).map_err(|what| format!("{name} is placed: {what}"))?;
         }
         Ok(())
     }

@@ -298,6 +298,7 @@ impl World {
             }
         }
         self.drop_sessions();
+        self.reference.relay_loads_anew();
         let relay = &mut self.relay;
         let records = match relay.load() {
             Ok(records) => records,

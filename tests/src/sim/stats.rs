@@ -59,6 +59,8 @@ pub struct Stats {
     /// Agents that were told to stop, and did.
     pub stops: u64,
     pub revoked: u64,
+    /// Providers where nothing started.
+    pub put_aside: u64,
     /// Guests with egress that stood still because their lease was over.
     pub leases_over: u64,
     pub commits_failed: u64,
@@ -139,6 +141,7 @@ impl Stats {
             told_to_leave,
             stops,
             revoked,
+            put_aside,
             leases_over,
             commits_failed,
             batches,
@@ -177,6 +180,7 @@ impl Stats {
         self.told_to_leave += told_to_leave;
         self.stops += stops;
         self.revoked += revoked;
+        self.put_aside += put_aside;
         self.leases_over += leases_over;
         self.commits_failed += commits_failed;
         self.batches += batches;

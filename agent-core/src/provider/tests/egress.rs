@@ -57,7 +57,12 @@ fn renewed(world: &mut World, name: &AttemptRef) -> BootMs {
             let sent = world.now.boot;
             world.now.boot = world.now.boot + Millis(70);
             let counting = vec![name.clone()];
-            world.on(Event::Relay(Box::new(ToAgent::Renewed { seq, counting, stale: Vec::new() })));
+            world.on(Event::Relay(Box::new(ToAgent::Renewed {
+                seq,
+                counting,
+                stale: Vec::new(),
+                put_aside: None,
+            })));
             return sent;
         }
     }

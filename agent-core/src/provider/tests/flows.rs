@@ -330,7 +330,12 @@ fn a_stale_attempt_ends_and_is_told_as_stale() {
         _ => None,
     });
     world.take();
-    let renewed = ToAgent::Renewed { seq: seq.unwrap(), counting: Vec::new(), stale: vec![name.clone()] };
+    let renewed = ToAgent::Renewed {
+        seq: seq.unwrap(),
+        counting: Vec::new(),
+        stale: vec![name.clone()],
+        put_aside: None,
+    };
     world.on(Event::Relay(Box::new(renewed)));
     assert!(
         world.effects.iter().any(|e| matches!(e, Effect::Say { word: Word::Plain(ToInit::End { .. }), .. }))

@@ -124,7 +124,12 @@ fn apply(world: &mut World, step: Step) {
                 2 => ToAgent::Published { attempt, snapshot: snapshot(7) },
                 4 => ToAgent::Go { attempt, from: Some(snapshot(9)).filter(|_| n > 1) },
                 3 => ToAgent::PublishRefused { attempt, snapshot: snapshot(7), reason: "stale".to_owned() },
-                _ => ToAgent::Renewed { seq: u64::from(n), counting: Vec::new(), stale: vec![attempt] },
+                _ => ToAgent::Renewed {
+                    seq: u64::from(n),
+                    counting: Vec::new(),
+                    stale: vec![attempt],
+                    put_aside: None,
+                },
             };
             world.on(Event::Relay(Box::new(message)));
         }

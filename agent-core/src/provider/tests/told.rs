@@ -218,3 +218,26 @@ fn what_a_preparation_waits_for_is_told_once() {
     }
     assert_eq!(told, ["the registry is away", "the disk is full"]);
 }
+
+#[test]
+fn f16_an_owner_reads_why_the_relay_sends_no_jobs_for_as_long_as_that_is_so() {
+    let mut world = World::sharing();
+    let why = |world: &World| world.provider.share_status().why;
+    let lent = why(&world);
+    let renewed = |put_aside: Option<&str>| {
+        let put_aside = put_aside.map(str::to_owned);
+        Event::Relay(Box::new(ToAgent::Renewed {
+            seq: 1,
+            counting: Vec::new(),
+            stale: Vec::new(),
+            put_aside,
+        }))
+    };
+    world.on(renewed(Some("3 jobs in a row could not start here")));
+    assert_eq!(why(&world), format!("{lent}. No job comes for now: 3 jobs in a row could not start here"));
+    world.on(renewed(None));
+    assert_eq!(why(&world), lent);
+    world.on(renewed(Some("3 jobs in a row could not start here")));
+    world.on(Event::LinkDown { why: "the session was cut".to_owned() });
+    assert_eq!(why(&world), lent, "nobody knows now");
+}

@@ -54,7 +54,8 @@ fn who_returns_before_anybody_newer_counts_again() {
     w.connect(&lab);
     w.say(&lab, ToRelay::Offer { offer: offer("lab-1", &[8]) });
     let effects = w.renew(&lab, std::slice::from_ref(&attempt));
-    let renewed = ToAgent::Renewed { seq: 1, counting: vec![attempt.clone()], stale: vec![] };
+    let renewed =
+        ToAgent::Renewed { seq: 1, counting: vec![attempt.clone()], stale: vec![], put_aside: None };
     assert!(sent(&effects, &lab).contains(&&renewed));
     assert_eq!(w.state(&job), JobState::Running);
     w.end(&lab, &attempt, EndCause::Exited { code: 0 }, Some(3));
@@ -147,7 +148,12 @@ fn an_attempt_of_an_unknown_token_is_named_in_neither_list_and_ends_as_stale() {
     let waiting = w.submit(&ada, |_| {});
     attempt.token.attempt = AttemptNo(7);
     let effects = w.renew(&lab, std::slice::from_ref(&attempt));
-    assert!(sent(&effects, &lab).contains(&&ToAgent::Renewed { seq: 1, counting: vec![], stale: vec![] }));
+    assert!(sent(&effects, &lab).contains(&&ToAgent::Renewed {
+        seq: 1,
+        counting: vec![],
+        stale: vec![],
+        put_aside: None
+    }));
     let effects =
         w.say(&lab, ToRelay::State { attempt: attempt.clone(), state: AttemptState::Running, note: None });
     assert_eq!(ends(&effects, &lab), [(&attempt, &EndCause::Stale)]);
@@ -286,7 +292,7 @@ fn a_gpu_that_a_device_still_has_after_all_is_not_free() {
     w.renew(&lab, &[]);
     // An agent whose disk lost the last commit has it again.
     let renewed = w.renew(&lab, std::slice::from_ref(&attempt));
-    let stale = ToAgent::Renewed { seq: 1, counting: vec![], stale: vec![attempt] };
+    let stale = ToAgent::Renewed { seq: 1, counting: vec![], stale: vec![attempt], put_aside: None };
     assert!(sent(&renewed, &lab).contains(&&stale));
     let next = w.submit(&ada, |_| {});
     assert!(w.broker.newest(&next).is_none(), "it waits: {}", w.why(&next));

@@ -1,7 +1,7 @@
 //! A job from submit to its final state.
 
 use gpunion_protocol::http::Role;
-use gpunion_protocol::ids::{AttemptNo, DeviceId};
+use gpunion_protocol::ids::DeviceId;
 use gpunion_protocol::job::{AttemptState, Blob, EndCause, Image, JobState, PrepareStep, WrappedKey};
 use gpunion_protocol::problem::Code;
 use gpunion_protocol::session::{ToAgent, ToRelay};
@@ -202,23 +202,11 @@ fn f16_a_job_that_never_gets_further_is_held_and_explained() {
     hold(&mut w, &job);
     assert_eq!(
         w.why(&job),
-        "It got no further in 4 attempts in a row; the last time: the image can't be pulled"
+        "It got no further in 4 attempts in a row; the last time: the image can't be pulled. When that is \
+         mended, cancel it and submit it again"
     );
     w.wait(Millis::from_secs(3600));
     assert_eq!(w.state(&job).word(), "held");
-}
-
-#[test]
-fn reclaims_never_hold_a_job() {
-    let mut w = World::new();
-    let (ada, _) = w.join(Role::Operator, "ada");
-    w.provider("lab-1", &[8]);
-    let job = w.submit(&ada, |_| {});
-    for _ in 0..20 {
-        let (lab, attempt) = w.run(&job);
-        w.end(&lab, &attempt, EndCause::Reclaimed, None);
-    }
-    assert_eq!(w.newest(&job).1.token.attempt, AttemptNo(21));
 }
 
 #[test]

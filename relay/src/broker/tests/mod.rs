@@ -2,15 +2,19 @@
 //! hold, and can start the broker again from exactly the saved bytes.
 
 mod ahead;
+mod aside;
 mod bounds;
+mod departures;
 mod finished;
 mod good_world;
 mod group;
 mod leases;
 mod life;
+mod mass_loss;
 mod moves;
 mod placing;
 mod random;
+mod thrash;
 mod why;
 
 use std::collections::BTreeMap;
@@ -366,6 +370,7 @@ pub(super) fn offer(name: &str, gpus: &[u64]) -> Offer {
         memory: Bytes(64 * GIB),
         disk: Bytes(500 * GIB),
         time_left: None,
+        grace: None,
         egress: EgressRule::Off,
         architecture: "amd64".to_owned(),
     }

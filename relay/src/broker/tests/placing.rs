@@ -6,7 +6,7 @@ use gpunion_protocol::job::{EndCause, JobState};
 use gpunion_protocol::offer::Offer;
 use gpunion_protocol::session::ToRelay;
 use gpunion_protocol::time::Millis;
-use gpunion_protocol::units::Bytes;
+use gpunion_protocol::units::{Bytes, Span};
 
 use super::{GIB, World, offer};
 
@@ -219,9 +219,46 @@ fn an_offer_that_ends_too_soon_takes_no_job() {
     let job = w.submit(&ada, |_| {});
     assert_eq!(w.why(&job), "lab-1 lends for only 5 min more, too short for this job to save anything");
     let quick = w.submit(&ada, |s| {
-        s.spec.checkpoint.every = gpunion_protocol::units::Span(Millis::from_secs(60));
+        s.spec.checkpoint.every = Span(Millis::from_secs(60));
     });
     assert_eq!(w.state(&quick), JobState::Placed);
+}
+
+#[test]
+fn f95_a_job_is_placed_when_the_time_left_just_suffices_to_save_and_not_a_moment_later() {
+    // (every, grace, the owner's grace, the least time left), all in seconds.
+    let day = 24 * 3600;
+    for (every, grace, owner, least) in [
+        (300, 60, None, 360),
+        (300, 60, Some(60), 360),
+        (300, 600, Some(60), 360),
+        (300, 600, Some(0), 300),
+        (300, 60, Some(600), 360),
+        (300, 7200, Some(7200), 7500),
+        (1, 0, None, 1),
+        // It saves once a day, if ever: its last checkpoint is taken when it must leave.
+        (day, 60, None, 660),
+        (day, day, None, 1200),
+        (day, day, Some(5), 605),
+    ] {
+        for (short, fits) in [(0, true), (1, false)] {
+            let mut w = World::new();
+            let (ada, _) = w.join(Role::Operator, "ada");
+            let lab = w.provider("lab-1", &[8]);
+            let left = Millis(least * 1000 + 5000 - short);
+            let grace_of_owner = owner.map(Millis::from_secs);
+            let offer = Offer { time_left: Some(left), grace: grace_of_owner, ..offer("lab-1", &[8]) };
+            w.say(&lab, ToRelay::Offer { offer });
+            w.wait(Millis::from_secs(5));
+            let job = w.submit(&ada, |s| {
+                s.spec.checkpoint.every = Span(Millis::from_secs(every));
+                s.spec.checkpoint.grace = Span(Millis::from_secs(grace));
+            });
+            let state = w.state(&job);
+            assert_eq!(state == JobState::Placed, fits, "{every} {grace} {owner:?}: {state:?}");
+            assert!(fits || w.why(&job).ends_with("too short for this job to save anything"), "{state:?}");
+        }
+    }
 }
 
 #[test]

@@ -198,7 +198,7 @@ impl Run {
         }
     }
 
-    /// Invariant 10: time alone makes nothing final and holds nothing.
+    /// Invariant 10: time alone makes nothing final and holds nothing, unless a lease decides.
     fn wait(&mut self, ms: u64) {
         let before: Vec<bool> = self.stopped();
         self.w.wait(Millis(ms));
@@ -212,7 +212,9 @@ impl Run {
             // Its keys went with devices that were revoked; that is noticed once it has to move.
             let keyless =
                 matches!(&state, JobState::Held { why } if why.starts_with("No device that is left"));
-            state.is_final() || (state.word() == "held" && !keyless)
+            let lost = AttemptState::Ended { cause: EndCause::Lost };
+            let lost = self.w.broker.newest(job).is_some_and(|attempt| attempt.state == lost);
+            state.is_final() || (state.word() == "held" && !keyless && !lost)
         };
         self.w.broker.jobs.keys().map(ended).collect()
     }

@@ -28,6 +28,7 @@ fn room(name: &str) -> Room {
         memory: Cap::of(16 * GIB),
         disk: Cap::of(100 * GIB),
         time_left: None,
+        grace: None,
         egress: EgressRule::Off,
         blocked: false,
     }
@@ -46,7 +47,8 @@ fn need() -> Need {
         cpus: 2,
         memory: Bytes(4 * GIB),
         disk: Bytes(10 * GIB),
-        lasts: Millis::from_secs(360),
+        every: Millis::from_secs(300),
+        grace: Millis::from_secs(60),
         egress: Vec::new(),
     }
 }
