@@ -3,6 +3,7 @@
 
 mod ahead;
 mod bounds;
+mod edges;
 mod finished;
 mod good_world;
 mod group;
@@ -11,6 +12,8 @@ mod life;
 mod moves;
 mod placing;
 mod random;
+mod turns;
+mod wakes;
 mod why;
 
 use std::collections::BTreeMap;
