@@ -110,6 +110,23 @@ impl Broker {
         now.wall.0.saturating_sub(since.unwrap_or(WallMs(now.wall.0)).0)
     }
 
+    /// It says nothing about the job, but it may about its provider.
+    pub(super) fn ended_ahead(&mut self, attempt: &Attempt, cause: &EndCause, now: Now) {
+        match cause {
+            EndCause::CouldNotStart { reason } | EndCause::Broken { reason } => {
+                self.starts_nothing(attempt, reason, 0, now);
+            }
+            EndCause::Left | EndCause::Reclaimed => self.departs(&attempt.device, now),
+            EndCause::Exited { .. }
+            | EndCause::Signalled { .. }
+            | EndCause::MemoryLimit
+            | EndCause::DiskLimit
+            | EndCause::Cancelled
+            | EndCause::Lost
+            | EndCause::Stale => {}
+        }
+    }
+
     /// The attempt before it is over, or went silent for too long: it counts from now on. False
     /// when none is there that could.
     pub(super) fn go_ahead(&mut self, job: &JobId, now: Now) -> bool {

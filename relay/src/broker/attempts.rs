@@ -141,12 +141,14 @@ impl Broker {
     ) {
         if let Some(attempt) = self.known(device, &named).cloned() {
             let cause = clip_cause(cause);
-            let counted = self.counts(&named);
+            let (counted, ahead) = (self.counts(&named), self.is_ahead(&named));
             if !attempt.state.is_ended() {
                 self.close(&named, cause.clone(), now);
             }
             self.release(&named);
-            if counted {
+            if ahead {
+                self.ended_ahead(&attempt, &cause, now);
+            } else if counted {
                 let text = format!(
                     "Attempt {} on {} ended: {}",
                     named.token.attempt,
