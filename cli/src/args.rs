@@ -102,6 +102,13 @@ pub(crate) enum Command {
                             gpunion reclaim"
     )]
     Share(Share),
+    /// Lend nothing for a while, then again what was lent before
+    #[command(
+        after_help = "Jobs here save, leave, and go on elsewhere.\n\nExamples:\n  gpunion pause --for 1h\n  gpunion pause \
+                            --until 18:00\n  gpunion pause                until you resume\n  gpunion pause --resume\n\nTo have a \
+                            GPU back now: gpunion reclaim"
+    )]
+    Pause(Pause),
     /// Have the GPUs back now; ends with a receipt
     #[command(
         after_help = "Stops and ends every guest at once, whatever the network, the relay, the container engine or the \
@@ -376,6 +383,19 @@ pub(crate) struct Share {
 pub(crate) enum OnOff {
     On,
     Off,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Pause {
+    /// For so long, such as 1h or "90 min"
+    #[arg(long = "for", value_name = "TIME", conflicts_with_all = ["until", "resume"])]
+    pub(crate) length: Option<Span>,
+    /// Until this time of day, such as 18:00
+    #[arg(long, value_name = "HH:MM", conflicts_with = "resume")]
+    pub(crate) until: Option<String>,
+    /// Lend again now
+    #[arg(long)]
+    pub(crate) resume: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -10,16 +10,18 @@ use gpunion_agent_core::local_api::doctor::{Agent, Patient, examine};
 use gpunion_protocol::egress::EgressRule;
 use gpunion_protocol::gpu::GpuState;
 use gpunion_protocol::ids::GpuUuid;
-use gpunion_protocol::local::{Finding, GpuStatus, Grade, ShareRequest, ShareStatus, Snapshot, Wish};
+use gpunion_protocol::local::{
+    Finding, GpuStatus, Grade, PauseRequest, ShareRequest, ShareStatus, Snapshot, Wish,
+};
 use gpunion_protocol::receipt::HistoryEntry;
 use gpunion_protocol::time::WallMs;
 use gpunion_protocol::units::Bytes;
-use jiff::ZonedDateTime;
 use jiff::civil::Time;
+use jiff::{Timestamp, ZonedDateTime};
 use reqwest::Method;
 
 use crate::api::Api;
-use crate::args::{Doctor, Gpus, OnOff, Place, Share, Switch};
+use crate::args::{Doctor, Gpus, OnOff, Pause, Place, Share, Switch};
 use crate::contacts;
 use crate::failure::{FAILED, Failure, UNREACHABLE};
 use crate::out::Out;
@@ -55,6 +57,14 @@ pub(crate) async fn share(place: &Place, asked: Share, out: &Out) -> Result<Exit
         };
         api.post("/v1/share", &request).await?
     };
+    out.answer(&status, describe_share)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) async fn pause(place: &Place, asked: Pause, out: &Out) -> Result<ExitCode, Failure> {
+    let until = asked.until.as_deref().map(|text| until(text, &ZonedDateTime::now())).transpose()?;
+    let request = PauseRequest { length: asked.length, until, resume: asked.resume };
+    let status: ShareStatus = Api::new(place)?.post("/v1/pause", &request).await?;
     out.answer(&status, describe_share)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -104,8 +114,11 @@ fn wish(wish: &Wish) -> String {
         Wish::Sharing { until: None } => "sharing".to_owned(),
         Wish::Sharing { until: Some(at) } => format!("sharing until {}", show::time(*at)),
         Wish::NotSharing => "not sharing".to_owned(),
-        Wish::PausedUntil { until: None } => "paused".to_owned(),
-        Wish::PausedUntil { until: Some(at) } => format!("paused until {}", show::time(*at)),
+        Wish::PausedUntil { until: None } => "paused until resumed".to_owned(),
+        Wish::PausedUntil { until: Some(at) } => {
+            let left = at.0.saturating_sub(Timestamp::now().as_millisecond()).max(0);
+            format!("paused until {} ({} left)", show::time(*at), show::lasted(left.unsigned_abs()))
+        }
     }
 }
 

@@ -169,6 +169,21 @@ pub struct ShareRequest {
     pub salvage: Option<bool>,
 }
 
+/// `POST /v1/pause`: lend nothing for a while, then again what was lent before; the answer is
+/// `ShareStatus`. With neither `length` nor `until` the pause lasts until it is ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PauseRequest {
+    /// So long, whatever becomes of the clock on the wall meanwhile.
+    #[serde(default)]
+    pub length: Option<Span>,
+    /// Until the owner's own clock shows this.
+    #[serde(default)]
+    pub until: Option<WallMs>,
+    /// End it instead.
+    #[serde(default)]
+    pub resume: bool,
+}
+
 /// `POST /v1/reclaim`; the answer is the receipt.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ReclaimRequest {

@@ -245,6 +245,10 @@ impl Driver {
                 self.answers.insert(id, Answer::Share(answer));
                 self.on(Event::Share { call: id, request });
             }
+            OwnerCall::Pause(request, answer) => {
+                self.answers.insert(id, Answer::Share(answer));
+                self.on(Event::Pause { call: id, request });
+            }
             OwnerCall::Reclaim(request, answers) => {
                 if self.parts.provider.refuses_reclaim(request.gpu.as_ref()).is_none() {
                     let _ = answers.taken.send(());

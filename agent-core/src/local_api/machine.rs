@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
-use gpunion_protocol::local::{Finding, ReclaimRequest, ShareRequest, ShareStatus, Snapshot};
+use gpunion_protocol::local::{Finding, PauseRequest, ReclaimRequest, ShareRequest, ShareStatus, Snapshot};
 use gpunion_protocol::problem::{Code, Problem};
 use gpunion_protocol::receipt::{HistoryEntry, Receipt};
 use std::sync::Arc;
@@ -34,6 +34,12 @@ pub(super) async fn events(State(api): State<Api>) -> impl IntoResponse {
 pub(super) async fn share(State(api): State<Api>, Body(request): Body<ShareRequest>) -> Answer<ShareStatus> {
     let (tell, answer) = oneshot::channel();
     ask(&api, OwnerCall::Share(request, tell)).await?;
+    Ok(Json(answer.await.map_err(|_| gone())??))
+}
+
+pub(super) async fn pause(State(api): State<Api>, Body(request): Body<PauseRequest>) -> Answer<ShareStatus> {
+    let (tell, answer) = oneshot::channel();
+    ask(&api, OwnerCall::Pause(request, tell)).await?;
     Ok(Json(answer.await.map_err(|_| gone())??))
 }
 

@@ -1,6 +1,6 @@
 //! What the owner asks of the provider half, each with its answer's way back.
 
-use gpunion_protocol::local::{ReclaimRequest, ShareRequest, ShareStatus};
+use gpunion_protocol::local::{PauseRequest, ReclaimRequest, ShareRequest, ShareStatus};
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::{HistoryEntry, Receipt};
 use tokio::sync::oneshot;
@@ -17,6 +17,7 @@ pub struct ReclaimAnswers {
 #[derive(Debug)]
 pub enum OwnerCall {
     Share(ShareRequest, oneshot::Sender<Result<ShareStatus, Problem>>),
+    Pause(PauseRequest, oneshot::Sender<Result<ShareStatus, Problem>>),
     Reclaim(ReclaimRequest, ReclaimAnswers),
     History(oneshot::Sender<Vec<HistoryEntry>>),
 }

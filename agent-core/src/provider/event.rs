@@ -7,7 +7,7 @@ use gpunion_protocol::egress::Contacts;
 use gpunion_protocol::gpu::GpuView;
 use gpunion_protocol::guest::FromInit;
 use gpunion_protocol::ids::{AttemptRef, Epoch, GpuUuid, SnapshotId};
-use gpunion_protocol::local::ShareRequest;
+use gpunion_protocol::local::{PauseRequest, ShareRequest};
 use gpunion_protocol::session::{Terms, ToAgent};
 use gpunion_protocol::time::BootMs;
 use gpunion_protocol::units::Bytes;
@@ -28,6 +28,10 @@ pub enum Event {
     Share {
         call: CallId,
         request: ShareRequest,
+    },
+    Pause {
+        call: CallId,
+        request: PauseRequest,
     },
     Reclaim {
         call: CallId,

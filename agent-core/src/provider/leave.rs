@@ -157,7 +157,7 @@ impl Provider {
         };
         let gpus = &attempt.record.assignment.gpus;
         if gpus.is_empty() {
-            return lends(&self.wish.machine) || self.wish.gpus.values().any(lends);
+            return self.wishes_now().any(|wish| lends(&wish));
         }
         gpus.iter().all(|gpu| lends(&self.wish_of(gpu)))
     }

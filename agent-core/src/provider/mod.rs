@@ -20,6 +20,7 @@ mod ending;
 mod lease;
 mod leave;
 mod life;
+mod pause;
 mod reclaim;
 mod reconcile;
 mod salvage;
@@ -73,6 +74,8 @@ pub struct Provider {
     /// Our containers were listed since the engine came back; only then is a container's absence
     /// worth anything.
     reconciled: bool,
+    /// The time at the event before this one.
+    seen: Now,
     /// When it is to be listed again.
     list_at: Option<BootMs>,
     /// Guests of an earlier run of the agent are still to be taken up.
@@ -106,6 +109,7 @@ impl Provider {
             last_receipt: None,
             pace: salvage::Pace::default(),
             reconciled: false,
+            seen: now,
             list_at: None,
             to_adopt: true,
             next_op: 1,
@@ -139,11 +143,13 @@ impl Provider {
     pub fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
         let mut out = Vec::new();
         // What the owner lent until now is not lent any more, whoever asks.
+        self.follow_the_clock(now);
         self.expire_wishes(now);
         self.age_gpus(now);
         self.adopt(&mut out);
         match event {
             Event::Share { call, request } => self.share(call, request, now, &mut out),
+            Event::Pause { call, request } => self.pause(call, request, now, &mut out),
             Event::Reclaim { call, gpu } => self.reclaim(call, gpu, now, &mut out),
             Event::ReclaimedByHand { word } => self.reclaimed_by_hand(word, now, &mut out),
             Event::LinkUp { terms, epoch } => self.link_up(terms, epoch, now, &mut out),
@@ -250,8 +256,9 @@ impl Provider {
         &self.engine
     }
 
+    /// What the owner wants of it now.
     pub fn wish_of(&self, gpu: &GpuUuid) -> Wish {
-        self.wish.gpus.get(gpu).copied().unwrap_or(self.wish.machine)
+        self.under_pause(self.wish.gpus.get(gpu).copied().unwrap_or(self.wish.machine))
     }
 
     pub fn wishes(&self) -> &WishRecord {

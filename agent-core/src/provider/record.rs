@@ -67,6 +67,21 @@ pub struct WishRecord {
     /// What a reclaimed job left may be saved for it afterwards.
     #[serde(default = "WishRecord::salvage")]
     pub salvage: bool,
+    /// Lies over the wishes: what they lend is lent again when it is over.
+    #[serde(default)]
+    pub paused: Option<Pause>,
+}
+
+/// The owner lends nothing for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pause {
+    /// Absent: until the owner ends it.
+    #[serde(default)]
+    pub until: Option<WallMs>,
+    /// It was given as a length of time: a clock that is set meanwhile makes it neither longer nor
+    /// shorter.
+    #[serde(default)]
+    pub measured: bool,
 }
 
 impl WishRecord {
@@ -78,6 +93,7 @@ impl WishRecord {
             caps,
             grace: Self::grace(),
             salvage: Self::salvage(),
+            paused: None,
         }
     }
 

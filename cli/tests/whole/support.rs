@@ -140,6 +140,7 @@ async fn answer(mut calls: mpsc::Receiver<OwnerCall>) {
     while let Some(call) = calls.recv().await {
         match call {
             OwnerCall::Share(_, tell) => drop(tell.send(Ok(share()))),
+            OwnerCall::Pause(_, tell) => drop(tell.send(Ok(share()))),
             OwnerCall::Reclaim(_, answers) => {
                 let _ = answers.taken.send(());
                 let _ = answers.receipt.send(Ok(receipt()));

@@ -243,6 +243,7 @@ impl World {
         seat.dies_in = None;
         let agent = Provider::load(records, caps(), seat.machine.clock.now(self.at));
         let agent = agent.with_egress(seat.egress.clone());
+        self.reference.agent_started(host, seat.machine.clock.now(self.at));
         self.pairs.agent_started(&agent);
         seat.agent = Some(agent);
         let run = seat.run;

@@ -245,7 +245,24 @@ impl World {
         self.after(again, Due::Owner { host, what: lends_again });
     }
 
+    pub(super) fn owner_pauses(&mut self, host: usize) {
+        let length = self.chance.between(5_000, 300_000);
+        let (for_ms, until_ms) = match self.chance.between(0, 2) {
+            0 => (Some(length), None),
+            1 => (None, Some(length)),
+            _ => (None, None),
+        };
+        self.after(1, Due::Owner { host, what: Owner::Pause { for_ms, until_ms } });
+        if until_ms.or(for_ms).is_none() || self.chance.one_in(3) {
+            let again = self.chance.mostly_short(500, 60_000);
+            self.after(again, Due::Owner { host, what: Owner::Resume });
+        }
+    }
+
     fn owner_says(&mut self, host: usize) {
+        if self.chance.one_in(3) {
+            return self.owner_pauses(host);
+        }
         let gpu = self.some_gpu(host);
         let on = self.chance.coin();
         let for_ms = self.chance.one_in(3).then(|| self.chance.between(5_000, 300_000));

@@ -8,10 +8,11 @@ use gpunion_protocol::egress::EgressRule;
 use gpunion_protocol::http::Role;
 use gpunion_protocol::ids::{AttemptRef, DeviceId, GpuUuid, InviteId, MemberId};
 use gpunion_protocol::job::Blob;
-use gpunion_protocol::local::ShareRequest;
+use gpunion_protocol::local::{PauseRequest, ShareRequest};
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::Receipt;
-use gpunion_protocol::time::WallMs;
+use gpunion_protocol::time::{Millis, WallMs};
+use gpunion_protocol::units::Span;
 use gpunion_relay::broker::{By, Digest, Event as ToBroker, Reply};
 
 use super::agent_host::{Click, Host};
@@ -29,8 +30,20 @@ const ENDED_WITHIN: u64 = 5_000;
 
 #[derive(Debug, Clone)]
 pub(super) enum Owner {
-    Share { on: bool, gpu: Option<GpuUuid>, for_ms: Option<u64> },
-    Reclaim { gpu: Option<GpuUuid> },
+    Share {
+        on: bool,
+        gpu: Option<GpuUuid>,
+        for_ms: Option<u64>,
+    },
+    Reclaim {
+        gpu: Option<GpuUuid>,
+    },
+    /// For a length of time, until a time of day, or until resumed.
+    Pause {
+        for_ms: Option<u64>,
+        until_ms: Option<u64>,
+    },
+    Resume,
 }
 
 impl World {
@@ -112,6 +125,20 @@ impl World {
                 }
             }
             Owner::Reclaim { gpu } => self.owner_reclaims(host, gpu),
+            Owner::Pause { for_ms, until_ms } => {
+                let now = self.hosts[host].machine.clock.now(self.at);
+                let length = for_ms.map(|ms| Span(Millis(ms)));
+                let until = until_ms.map(|ms| WallMs(now.wall.0 + ms as i64));
+                let call = self.hosts[host].call();
+                let request = PauseRequest { length, until, resume: false };
+                self.agent(host, Event::Pause { call, request });
+                self.leaves_from_now(host);
+            }
+            Owner::Resume => {
+                let call = self.hosts[host].call();
+                let request = PauseRequest { resume: true, ..PauseRequest::default() };
+                self.agent(host, Event::Pause { call, request });
+            }
         }
     }
 

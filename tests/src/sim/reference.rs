@@ -38,6 +38,8 @@ struct Seat {
     kept: Owner,
     /// Numbers the reclaims, also those that were forgotten in a crash.
     reclaims: u64,
+    /// The agent's clocks when it heard something last.
+    seen: Now,
 }
 
 /// What an owner said last, per GPU; and how often each was taken back.
@@ -45,6 +47,7 @@ struct Seat {
 struct Owner {
     machine: Said,
     gpus: BTreeMap<GpuUuid, Said>,
+    paused: Option<Paused>,
     generations: BTreeMap<GpuUuid, u64>,
     all: u64,
     accepted: BTreeMap<AttemptRef, Accepted>,
@@ -63,6 +66,14 @@ struct Accepted {
 struct Said {
     lends: bool,
     until: Option<WallMs>,
+}
+
+/// Nothing is lent meanwhile, and afterwards what was lent before.
+#[derive(Debug, Clone, Copy)]
+struct Paused {
+    until: Option<WallMs>,
+    /// Said as a length: a clock that is set while the agent lives does not change it.
+    length: bool,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -89,7 +100,13 @@ impl Reference {
     pub(super) fn new_host(&mut self, gpus: Vec<GpuUuid>) {
         let generations = gpus.into_iter().map(|gpu| (gpu, 1)).collect();
         let kept = Owner { generations, all: 1, ..Owner::default() };
-        self.owners.push(Seat { heard: kept.clone(), under_way: None, kept, reclaims: 1 });
+        self.owners.push(Seat {
+            heard: kept.clone(),
+            under_way: None,
+            kept,
+            reclaims: 1,
+            seen: Now::default(),
+        });
     }
 
     /// All that an agent has heard so far is in the commit that begins now.
@@ -113,6 +130,10 @@ impl Reference {
         seat.heard = seat.kept.clone();
     }
 
+    pub(super) fn agent_started(&mut self, host: usize, now: Now) {
+        self.owners[host].seen = now;
+    }
+
     /// A step of an agent: its wish is its owner's, and it takes nothing against that.
     pub(super) fn agent_heard(
         &mut self,
@@ -121,13 +142,20 @@ impl Reference {
         agent: &Provider,
         now: Now,
     ) -> Result<(), String> {
-        let Seat { heard: owner, reclaims, .. } = &mut self.owners[host];
+        let Seat { heard: owner, reclaims, seen, .. } = &mut self.owners[host];
+        owner.clock_moves(std::mem::replace(seen, now), now);
+        owner.expire(now);
         match event {
             Event::Share { request, .. } => {
                 if let Some(lends) = request.on {
                     let said = Said { lends, until: request.until.filter(|_| lends) };
                     owner.say(request.gpu.as_ref(), said);
                 }
+            }
+            Event::Pause { request, .. } => {
+                let end = request.length.map(|length| WallMs(now.wall.0 + length.0.0 as i64));
+                let paused = Paused { until: end.or(request.until), length: end.is_some() };
+                owner.paused = (!request.resume).then_some(paused);
             }
             Event::Reclaim { gpu, .. } => {
                 owner.say(gpu.as_ref(), Said::default());
@@ -492,24 +520,51 @@ impl Owner {
             None => {
                 self.machine = said;
                 self.gpus.clear();
+                self.paused = None;
             }
         }
+        self.nothing_to_pause();
     }
 
     fn said(&self, gpu: &GpuUuid) -> Said {
-        self.gpus.get(gpu).copied().unwrap_or(self.machine)
+        match self.paused {
+            Some(_) => Said::default(),
+            None => self.gpus.get(gpu).copied().unwrap_or(self.machine),
+        }
     }
 
     fn lends_anything(&self) -> bool {
+        self.paused.is_none() && self.would_lend()
+    }
+
+    fn would_lend(&self) -> bool {
         self.machine.lends || self.gpus.values().any(|said| said.lends)
     }
 
+    /// A pause is of what is lent, and ends with it.
+    fn nothing_to_pause(&mut self) {
+        if !self.would_lend() {
+            self.paused = None;
+        }
+    }
+
+    fn clock_moves(&mut self, seen: Now, now: Now) {
+        let set = (now.wall.0 - seen.wall.0) - (now.boot.0 - seen.boot.0) as i64;
+        if let Some(Paused { until: Some(until), length: true }) = &mut self.paused
+            && set.abs() >= 1_000
+        {
+            until.0 += set;
+        }
+    }
+
     fn expire(&mut self, now: Now) {
+        self.paused.take_if(|paused| paused.until.is_some_and(|until| until <= now.wall));
         for said in std::iter::once(&mut self.machine).chain(self.gpus.values_mut()) {
             if said.until.is_some_and(|until| until <= now.wall) {
                 *said = Said::default();
             }
         }
+        self.nothing_to_pause();
     }
 
     fn generation(&self, gpu: &GpuUuid) -> u64 {

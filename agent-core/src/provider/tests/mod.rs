@@ -5,6 +5,7 @@ mod egress;
 mod flows;
 mod leave;
 mod left;
+mod pause;
 mod random;
 mod refused;
 mod restart;

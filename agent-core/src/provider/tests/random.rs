@@ -4,8 +4,10 @@
 use gpunion_protocol::guest::{Exit, FromInit};
 use gpunion_protocol::ids::Epoch;
 use gpunion_protocol::job::EndCause;
+use gpunion_protocol::local::PauseRequest;
 use gpunion_protocol::session::{Terms, ToAgent};
 use gpunion_protocol::time::{Millis, WallMs};
+use gpunion_protocol::units::Span;
 use proptest::prelude::*;
 
 use super::super::Attempt;
@@ -18,6 +20,7 @@ use super::world::{BASELINE, PROCESS, World, attempt, engine, snapshot};
 #[derive(Debug, Clone)]
 enum Step {
     Share(bool),
+    Pause(u64),
     Reclaim,
     ByHand,
     Assign(u32),
@@ -56,6 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
     let n = 1u32..4;
     prop_oneof![
         3 => any::<bool>().prop_map(Step::Share),
+        1 => (0u64..4).prop_map(Step::Pause),
         1 => Just(Step::Reclaim),
         1 => Just(Step::ByHand),
         4 => n.clone().prop_map(Step::Assign),
@@ -82,6 +86,13 @@ fn step() -> impl Strategy<Value = Step> {
 fn apply(world: &mut World, step: Step) {
     match step {
         Step::Share(on) => world.share(on),
+        Step::Pause(kind) => {
+            let call = world.call();
+            let length = (kind > 1).then_some(Span(Millis(kind * 5_000)));
+            let request = PauseRequest { length, until: None, resume: kind == 0 };
+            world.on(Event::Pause { call, request });
+            assert!(kind == 0 || !world.provider.is_open(), "nothing is lent in a pause");
+        }
         Step::Reclaim => {
             let call = world.call();
             world.on(Event::Reclaim { call, gpu: None });

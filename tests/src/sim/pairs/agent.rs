@@ -33,9 +33,11 @@ pub(in crate::sim) const STATES: [&str; 19] = [
     "over, told",
 ];
 
-pub(in crate::sim) const EVENTS: [&str; 38] = [
+pub(in crate::sim) const EVENTS: [&str; 40] = [
     "share on",
     "share off",
+    "pause",
+    "resume",
     "reclaim",
     "reclaim by hand",
     "link up",
@@ -102,6 +104,7 @@ pub(super) fn pairs(agent: &Provider, event: &Event, mut count: impl FnMut(&'sta
             }
         }
         Event::Share { .. }
+        | Event::Pause { .. }
         | Event::Reclaim { .. }
         | Event::ReclaimedByHand { .. }
         | Event::LinkUp { .. }
@@ -150,6 +153,8 @@ fn to_all(event: &Event) -> &'static str {
     match event {
         Event::Share { request, .. } if request.on == Some(false) => "share off",
         Event::Share { .. } => "share on",
+        Event::Pause { request, .. } if request.resume => "resume",
+        Event::Pause { .. } => "pause",
         Event::Reclaim { .. } => "reclaim",
         Event::ReclaimedByHand { .. } => "reclaim by hand",
         Event::LinkUp { .. } => "link up",
