@@ -109,6 +109,14 @@ pub(crate) enum Command {
                             GPU back now: gpunion reclaim"
     )]
     Pause(Pause),
+    /// The owner's rules, shown and set: hours, own work, battery, temperature
+    #[command(
+        after_help = "Rules narrow what `share on` lends, and never lend anything themselves. \"default\" sets one \
+                            back.\n\nExamples:\n  gpunion rules                                          all of them, and what \
+                            each says now\n  gpunion rules hours='Mon-Fri 18:00-08:00; Sat-Sun' zone=Europe/Berlin\n  gpunion rules \
+                            own_work=stop own_work_free='10 min'\n  gpunion rules temperature=85/75 power=default"
+    )]
+    Rules(Rules),
     /// Have the GPUs back now; ends with a receipt
     #[command(
         after_help = "Stops and ends every guest at once, whatever the network, the relay, the container engine or the \
@@ -396,6 +404,13 @@ pub(crate) struct Pause {
     /// Lend again now
     #[arg(long)]
     pub(crate) resume: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Rules {
+    /// What to set; without any all are shown
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -25,6 +25,7 @@ use crate::args::{Doctor, Gpus, OnOff, Pause, Place, Share, Switch};
 use crate::contacts;
 use crate::failure::{FAILED, Failure, UNREACHABLE};
 use crate::out::Out;
+use crate::rules;
 use crate::show;
 
 pub(crate) async fn share(place: &Place, asked: Share, out: &Out) -> Result<ExitCode, Failure> {
@@ -98,6 +99,7 @@ fn describe_share(share: &ShareStatus) -> String {
     for (gpu, own) in &share.gpus {
         text.push_str(&format!("{}: {}\n", show::clean(gpu), wish(own)));
     }
+    text.push_str(&rules::verdicts(&share.rules));
     text
 }
 
@@ -178,7 +180,10 @@ fn row(gpu: &GpuStatus, snapshot: &Snapshot) -> Vec<String> {
         show::figure(sample.utilisation, " %"),
         show::figure(sample.power_mw.map(|mw| mw / 1_000), " W"),
         show::figure(sample.temperature_c, " °C"),
-        wish(&gpu.wish),
+        match &gpu.kept {
+            Some(reason) => format!("{}, not now: {reason}", wish(&gpu.wish)),
+            None => wish(&gpu.wish),
+        },
         used_by(gpu, snapshot),
     ]
 }

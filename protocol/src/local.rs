@@ -13,6 +13,7 @@ use crate::http::Role;
 use crate::ids::{AttemptRef, DeviceId, GpuUuid, JobId, MemberId};
 use crate::job::AttemptState;
 use crate::receipt::Receipt;
+use crate::rules::Verdict;
 use crate::spec::JobSpec;
 use crate::time::WallMs;
 use crate::units::{Bytes, Span};
@@ -91,6 +92,9 @@ pub struct ShareStatus {
     /// What guests may reach.
     #[serde(default)]
     pub egress: EgressRule,
+    /// What each of the owner's rules says now.
+    #[serde(default)]
+    pub rules: Vec<Verdict>,
     /// Attempts are taken now.
     pub open: bool,
     /// One sentence: why not, or what is lent.
@@ -124,6 +128,9 @@ pub struct GpuStatus {
     #[serde(flatten)]
     pub sample: GpuSample,
     pub wish: Wish,
+    /// Why one of the owner's rules keeps it from being lent, whatever the wish; absent: none does.
+    #[serde(default)]
+    pub kept: Option<String>,
     pub lent_to: Option<AttemptRef>,
 }
 

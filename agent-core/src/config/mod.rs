@@ -8,6 +8,7 @@ pub mod files;
 pub mod identity;
 pub mod lock;
 pub mod membership;
+pub mod power_supply;
 pub mod settings;
 
 pub use dirs::Dirs;

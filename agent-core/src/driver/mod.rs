@@ -37,6 +37,7 @@ use gpunion_protocol::ids::{AttemptRef, DeviceId, GpuUuid, SnapshotId};
 use gpunion_protocol::local::{ShareStatus, Snapshot, Wish};
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::Receipt;
+use gpunion_protocol::rules::RulesStatus;
 use gpunion_protocol::session::{ToAgent, ToRelay};
 use gpunion_protocol::time::Millis;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -79,6 +80,7 @@ pub struct Parts {
 #[derive(Debug)]
 enum Answer {
     Share(oneshot::Sender<Result<ShareStatus, Problem>>),
+    Rules(oneshot::Sender<Result<RulesStatus, Problem>>),
     Reclaim(oneshot::Sender<Result<Receipt, Problem>>),
 }
 
@@ -249,6 +251,10 @@ impl Driver {
                 self.answers.insert(id, Answer::Share(answer));
                 self.on(Event::Pause { call: id, request });
             }
+            OwnerCall::Rules(request, zones, answer) => {
+                self.answers.insert(id, Answer::Rules(answer));
+                self.on(Event::Rules { call: id, request, zones });
+            }
             OwnerCall::Reclaim(request, answers) => {
                 if self.parts.provider.refuses_reclaim(request.gpu.as_ref()).is_none() {
                     let _ = answers.taken.send(());
@@ -331,6 +337,11 @@ impl Driver {
             }
             Effect::ShareAnswer { call, answer } => {
                 if let Some(Answer::Share(to)) = self.answers.remove(&call) {
+                    let _ = to.send(answer);
+                }
+            }
+            Effect::RulesAnswer { call, answer } => {
+                if let Some(Answer::Rules(to)) = self.answers.remove(&call) {
                     let _ = to.send(answer);
                 }
             }

@@ -3,7 +3,10 @@
 use gpunion_protocol::local::{PauseRequest, ReclaimRequest, ShareRequest, ShareStatus};
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::{HistoryEntry, Receipt};
+use gpunion_protocol::rules::{RulesRequest, RulesStatus};
 use tokio::sync::oneshot;
+
+use super::event::Zones;
 
 /// A reclaim is answered twice: at once that somebody acts on it, and by its receipt.
 #[derive(Debug)]
@@ -18,6 +21,7 @@ pub struct ReclaimAnswers {
 pub enum OwnerCall {
     Share(ShareRequest, oneshot::Sender<Result<ShareStatus, Problem>>),
     Pause(PauseRequest, oneshot::Sender<Result<ShareStatus, Problem>>),
+    Rules(RulesRequest, Zones, oneshot::Sender<Result<RulesStatus, Problem>>),
     Reclaim(ReclaimRequest, ReclaimAnswers),
     History(oneshot::Sender<Vec<HistoryEntry>>),
 }

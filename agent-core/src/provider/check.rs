@@ -33,6 +33,9 @@ impl Provider {
         if self.is_open() && !self.reclaims.is_empty() {
             return Err("attempts are taken while a reclaim is under way".to_owned());
         }
+        if self.is_open() && self.ruled_out().is_some() {
+            return Err("attempts are taken against the owner's rules".to_owned());
+        }
         if self.is_open() && !self.wishes_now().any(|wish| matches!(wish, Wish::Sharing { .. })) {
             return Err("attempts are taken against the owner's wish".to_owned());
         }

@@ -6,6 +6,7 @@ use gpunion_protocol::ids::{AttemptRef, SnapshotId};
 use gpunion_protocol::local::ShareStatus;
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::Receipt;
+use gpunion_protocol::rules::RulesStatus;
 use gpunion_protocol::session::ToRelay;
 
 use super::event::{CallId, OpId};
@@ -75,6 +76,10 @@ pub enum Effect {
     ShareAnswer {
         call: CallId,
         answer: Result<ShareStatus, Problem>,
+    },
+    RulesAnswer {
+        call: CallId,
+        answer: Result<RulesStatus, Problem>,
     },
     ReclaimAnswer {
         call: CallId,
@@ -147,6 +152,7 @@ impl Effect {
             | Self::ForgetLog { .. }
             | Self::WordHeard { .. }
             | Self::ShareAnswer { .. }
+            | Self::RulesAnswer { .. }
             | Self::ReclaimAnswer { .. } => false,
         }
     }

@@ -151,15 +151,19 @@ impl Provider {
     /// Its owner lends it what it uses, and will for as long as it needs to leave.
     fn is_still_lent(&self, attempt: &Attempt, now: Now) -> bool {
         let grace = i64::try_from(self.grace_of(attempt).0).unwrap_or(i64::MAX);
+        let lasts = |end: Option<WallMs>| end.is_none_or(|at| at.0.saturating_sub(grace) > now.wall.0);
         let lends = |wish: &Wish| match wish {
-            Wish::Sharing { until } => until.is_none_or(|at| at.0.saturating_sub(grace) > now.wall.0),
+            Wish::Sharing { until } => lasts(*until),
             Wish::NotSharing | Wish::PausedUntil { .. } => false,
         };
+        if self.ruled_out().is_some() || !lasts(self.hours_end()) {
+            return false;
+        }
         let gpus = &attempt.record.assignment.gpus;
         if gpus.is_empty() {
             return self.wishes_now().any(|wish| lends(&wish));
         }
-        gpus.iter().all(|gpu| lends(&self.wish_of(gpu)))
+        gpus.iter().all(|gpu| lends(&self.wish_of(gpu)) && !self.is_kept(gpu))
     }
 
     pub(super) fn whoever_must_leaves(&mut self, now: Now, out: &mut Vec<Effect>) {

@@ -32,7 +32,9 @@ impl Provider {
         }
         // An owner who has just closed is no failure of the job: it costs it nothing.
         let refusal = match self.can_take(&assignment) {
-            _ if !self.is_open() => Some(EndCause::Left),
+            _ if !self.is_open() || assignment.gpus.iter().any(|gpu| self.is_kept(gpu)) => {
+                Some(EndCause::Left)
+            }
             Err(reason) => Some(EndCause::CouldNotStart { reason }),
             Ok(()) => None,
         };

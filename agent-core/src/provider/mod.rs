@@ -23,6 +23,7 @@ mod life;
 mod pause;
 mod reclaim;
 mod reconcile;
+mod rules;
 mod salvage;
 mod second_way;
 mod sharing;
@@ -47,7 +48,8 @@ use event::{Engine, Event, OpId};
 use lease::Link;
 use reclaim::Reclaim;
 pub use reclaim::wish_not_saved;
-use record::{Change, Key, Record, WishRecord};
+use record::{Change, Key, Record, RulesRecord, WishRecord};
+use rules::Watch;
 use vestige::Vestige;
 
 /// At most so many ended attempts are told by `gpunion history`.
@@ -56,6 +58,8 @@ const HISTORY_MAX: usize = 1_000;
 #[derive(Debug)]
 pub struct Provider {
     wish: WishRecord,
+    rules: RulesRecord,
+    watch: Watch,
     attempts: BTreeMap<AttemptRef, Attempt>,
     history: Vec<HistoryEntry>,
     link: Link,
@@ -96,6 +100,8 @@ impl Provider {
     pub fn load(records: Vec<Record>, caps: Caps, now: Now) -> Self {
         let mut provider = Self {
             wish: WishRecord::new(caps),
+            rules: RulesRecord::default(),
+            watch: Watch::default(),
             attempts: BTreeMap::new(),
             history: Vec::new(),
             link: Link::default(),
@@ -121,6 +127,7 @@ impl Provider {
         for record in records {
             match record {
                 Record::Wish(wish) => provider.wish = wish,
+                Record::Rules(rules) => provider.rules = *rules,
                 Record::Attempt(record) => {
                     let attempt = Attempt::loaded(*record, now);
                     provider.attempts.insert(attempt.name().clone(), attempt);
@@ -145,11 +152,16 @@ impl Provider {
         // What the owner lent until now is not lent any more, whoever asks.
         self.follow_the_clock(now);
         self.expire_wishes(now);
+        self.look_at_hours(now);
         self.age_gpus(now);
         self.adopt(&mut out);
         match event {
             Event::Share { call, request } => self.share(call, request, now, &mut out),
             Event::Pause { call, request } => self.pause(call, request, now, &mut out),
+            Event::Rules { call, request, zones } => {
+                self.rules_asked(call, &request, zones, now, &mut out);
+            }
+            Event::Battery { discharging } => self.battery_says(discharging),
             Event::Reclaim { call, gpu } => self.reclaim(call, gpu, now, &mut out),
             Event::ReclaimedByHand { word } => self.reclaimed_by_hand(word, now, &mut out),
             Event::LinkUp { terms, epoch } => self.link_up(terms, epoch, now, &mut out),
@@ -221,6 +233,7 @@ impl Provider {
             | Effect::WatchGpus { .. }
             | Effect::WordHeard { .. }
             | Effect::ShareAnswer { .. }
+            | Effect::RulesAnswer { .. }
             | Effect::ReclaimAnswer { .. } => true,
         }
     }
@@ -276,6 +289,7 @@ impl Provider {
 
     fn record(&self, key: &Key) -> Option<Record> {
         match key.0 {
+            "rules" => Some(Record::Rules(Box::new(self.rules.clone()))),
             "wish" => Some(Record::Wish(self.wish.clone())),
             "attempt" => self
                 .attempts

@@ -14,11 +14,13 @@ use gpunion_protocol::time::{Millis, WallMs};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::verify::{BeforeGuest, GuestTraces, ProcessId};
+use crate::rules::Rules;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "record")]
 pub enum Record {
     Wish(WishRecord),
+    Rules(Box<RulesRecord>),
     Attempt(Box<AttemptRecord>),
     History(Box<HistoryEntry>),
 }
@@ -37,6 +39,7 @@ impl Record {
     pub fn key(&self) -> Key {
         match self {
             Self::Wish(_) => Key("wish", String::new()),
+            Self::Rules(_) => RulesRecord::key(),
             Self::Attempt(a) => Key("attempt", attempt_key(&a.assignment.attempt)),
             Self::History(h) => Key("history", format!("{:020}-{}", h.until.0, attempt_key(&h.attempt))),
         }
@@ -70,6 +73,22 @@ pub struct WishRecord {
     /// Lies over the wishes: what they lend is lent again when it is over.
     #[serde(default)]
     pub paused: Option<Pause>,
+}
+
+/// The owner's rules, and what one of them must know after a restart.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RulesRecord {
+    #[serde(default)]
+    pub rules: Rules,
+    /// Bytes that were drawn on each GPU when lending began.
+    #[serde(default)]
+    pub drawn: BTreeMap<GpuUuid, u64>,
+}
+
+impl RulesRecord {
+    pub(super) fn key() -> Key {
+        Key("rules", String::new())
+    }
 }
 
 /// The owner lends nothing for a while.

@@ -129,6 +129,9 @@ impl Provider {
         if !self.wishes_now().any(|wish| matches!(wish, Wish::Sharing { .. })) {
             return Some("Nothing is lent: sharing is off".to_owned());
         }
+        if let Some(reason) = self.ruled_out() {
+            return Some(reason);
+        }
         if !self.reclaims.is_empty() {
             return Some("A reclaim is under way".to_owned());
         }
@@ -143,7 +146,7 @@ impl Provider {
 
     pub fn share_status(&self) -> ShareStatus {
         let why = self.closed_because().unwrap_or_else(|| {
-            let lent = self.gpus.gpus.keys().filter(|gpu| self.is_shared(gpu)).count();
+            let lent = self.gpus.gpus.keys().filter(|gpu| self.is_shared(gpu) && !self.is_kept(gpu)).count();
             let guests = self.attempts.values().filter(|a| !a.record.phase.is_over()).count();
             match &self.gpus.source {
                 GpuSource::None { sentence } => format!("Lending CPU only to {guests} jobs. {sentence}"),
@@ -166,6 +169,7 @@ impl Provider {
             salvage: self.wish.salvage,
             leaving,
             egress: self.egress.clone(),
+            rules: self.verdicts(),
             open: self.is_open(),
             why,
         }
@@ -193,7 +197,8 @@ impl Provider {
             memory: Bytes(sample.memory_total.unwrap_or(0)),
             free_for_guests: sample.state == GpuState::Ok
                 && sample.memory_total.is_some()
-                && self.is_shared(&sample.uuid),
+                && self.is_shared(&sample.uuid)
+                && !self.is_kept(&sample.uuid),
             standin: sample.standin,
         });
         Offer {
@@ -209,20 +214,21 @@ impl Provider {
         }
     }
 
-    /// The soonest end of a sharing wish, wall milliseconds.
+    /// The soonest end of a sharing wish, or of the owner's hours, wall milliseconds.
     fn ends_at_wall(&self) -> Option<i64> {
         let ends = self.wishes_now().filter_map(|wish| match wish {
             Wish::Sharing { until } => until.map(|at| at.0),
             Wish::NotSharing | Wish::PausedUntil { .. } => None,
         });
-        ends.min()
+        ends.chain(self.hours_end().map(|at| at.0)).min()
     }
 
     /// Wall time may jump, so it is looked at each half minute while something hangs on it, and when
     /// that comes or the first guest must be told of an end.
     pub(super) fn sharing_ends(&self) -> Option<BootMs> {
         let end = self.ends_at_wall();
-        let changes: Vec<i64> = end.into_iter().chain(self.pause_ends()).collect();
+        let changes: Vec<i64> =
+            end.into_iter().chain(self.pause_ends()).chain(self.hours_change().map(|at| at.0)).collect();
         if changes.is_empty() {
             return None;
         }

@@ -146,6 +146,15 @@ impl World {
                 let again = self.chance.mostly_short(500, 20_000);
                 self.after(again, Due::Owner { host, what: Owner::Resume });
             }
+            "rules" => {
+                let word = ["leave", "stop"][self.chance.index(2)].to_owned();
+                self.owner_acts(host, Owner::Sets(vec![("own_work", word)]));
+            }
+            "battery" => {
+                self.owner_acts(host, Owner::Battery(true));
+                let again = self.chance.mostly_short(500, 20_000);
+                self.after(again, Due::Owner { host, what: Owner::Battery(false) });
+            }
             "resume" => self.owner_acts(host, Owner::Resume),
             "reclaim" => {
                 self.owner_acts(host, Owner::Reclaim { gpu: None });

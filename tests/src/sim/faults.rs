@@ -172,6 +172,8 @@ impl World {
         let foreign = &mut self.hosts[host].machine.gpus[gpu].foreign;
         if foreign.pop().is_none() {
             foreign.push((pid, start, 2 * GIB));
+            let ends = self.chance.mostly_short(2_000, 120_000);
+            self.after(ends, Due::Owner { host, what: Owner::WorkEnds { gpu } });
         }
     }
 
@@ -263,6 +265,9 @@ impl World {
         if self.chance.one_in(3) {
             return self.owner_pauses(host);
         }
+        if self.chance.one_in(3) {
+            return self.some_rule(host);
+        }
         let gpu = self.some_gpu(host);
         let on = self.chance.coin();
         let for_ms = self.chance.one_in(3).then(|| self.chance.between(5_000, 300_000));
@@ -295,6 +300,7 @@ impl World {
                 gpu.answers = true;
                 gpu.gone = false;
             }
+            self.rules_of_calm(host);
             self.after(1, Due::AgentStarts { host });
             self.after(2, Due::EngineBack { host });
             self.after(3, Due::DiskHasRoom { host });

@@ -44,6 +44,14 @@ pub(super) enum Owner {
         until_ms: Option<u64>,
     },
     Resume,
+    Sets(Vec<(&'static str, String)>),
+    Battery(bool),
+    /// The hours are over: who is here leaves.
+    HoursEnd,
+    /// What the owner ran on this GPU by hand has ended.
+    WorkEnds {
+        gpu: usize,
+    },
 }
 
 impl World {
@@ -91,6 +99,7 @@ impl World {
             self.reference.new_host(gpus);
             self.agent_starts(host);
             let shares = self.chance.between(500, 3_000);
+            self.rules_of_calm(host);
             self.after(shares, Due::Owner { host, what: Owner::Share { on: true, gpu: None, for_ms: None } });
         }
         self.after(1_500, Due::Submit);
@@ -139,17 +148,27 @@ impl World {
                 let request = PauseRequest { resume: true, ..PauseRequest::default() };
                 self.agent(host, Event::Pause { call, request });
             }
+            Owner::Sets(words) => self.owner_sets(host, words),
+            Owner::Battery(discharging) => self.battery_is(host, discharging),
+            Owner::HoursEnd => {
+                if self.answers(host) {
+                    self.agent(host, Event::Timeout);
+                    self.leaves_from_now(host);
+                }
+            }
+            Owner::WorkEnds { gpu } => self.hosts[host].machine.gpus[gpu].foreign.clear(),
         }
     }
 
     /// Whoever uses what is not lent any more must be gone when the longest grace is over, whatever
     /// its program does.
-    fn leaves_from_now(&mut self, host: usize) {
+    pub(super) fn leaves_from_now(&mut self, host: usize) {
         let seat = &self.hosts[host];
         if !self.answers(host) {
             return;
         }
-        let lent = |gpus: &[GpuUuid]| gpus.iter().all(|gpu| self.reference.lends(host, gpu));
+        let now = seat.machine.clock.now(self.at);
+        let lent = |gpus: &[GpuUuid]| gpus.iter().all(|gpu| self.reference.lends(host, gpu, now));
         let living = seat.machine.living().filter(|(_, c, guest)| guest.begun && !lent(&c.gpus));
         let attempts: Vec<AttemptRef> = living.map(|(attempt, ..)| attempt.clone()).collect();
         let (run, slept) = (seat.run, seat.slept);

@@ -13,6 +13,7 @@ use gpunion_protocol::session::ToAgent;
 use gpunion_protocol::time::{Now, WallMs};
 use gpunion_relay::broker::record::{Attempt, Course, JobEnd};
 
+use super::owner_rules;
 use super::program::{Content, Fate, Program, STUMBLED};
 
 /// Lease and margin by which the relay waits for one that vanished, less the clocks' drift.
@@ -38,6 +39,8 @@ struct Seat {
     kept: Owner,
     /// Numbers the reclaims, also those that were forgotten in a crash.
     reclaims: u64,
+    /// What it was told that it forgets with its end.
+    told: owner_rules::Seen,
     /// The agent's clocks when it heard something last.
     seen: Now,
 }
@@ -48,6 +51,7 @@ struct Owner {
     machine: Said,
     gpus: BTreeMap<GpuUuid, Said>,
     paused: Option<Paused>,
+    rules: owner_rules::Said,
     generations: BTreeMap<GpuUuid, u64>,
     all: u64,
     accepted: BTreeMap<AttemptRef, Accepted>,
@@ -105,6 +109,7 @@ impl Reference {
             under_way: None,
             kept,
             reclaims: 1,
+            told: owner_rules::Seen::default(),
             seen: Now::default(),
         });
     }
@@ -131,7 +136,8 @@ impl Reference {
     }
 
     pub(super) fn agent_started(&mut self, host: usize, now: Now) {
-        self.owners[host].seen = now;
+        let seat = &mut self.owners[host];
+        (seat.seen, seat.told) = (now, owner_rules::Seen::default());
     }
 
     /// A step of an agent: its wish is its owner's, and it takes nothing against that.
@@ -142,7 +148,7 @@ impl Reference {
         agent: &Provider,
         now: Now,
     ) -> Result<(), String> {
-        let Seat { heard: owner, reclaims, seen, .. } = &mut self.owners[host];
+        let Seat { heard: owner, reclaims, seen, told, .. } = &mut self.owners[host];
         owner.clock_moves(std::mem::replace(seen, now), now);
         owner.expire(now);
         match event {
@@ -157,6 +163,9 @@ impl Reference {
                 let paused = Paused { until: end.or(request.until), length: end.is_some() };
                 owner.paused = (!request.resume).then_some(paused);
             }
+            Event::Rules { request, .. } => owner.rules.hear(request),
+            Event::Battery { discharging } => told.battery(*discharging),
+            Event::Gpus(view) => told.gpus(view, now),
             Event::Reclaim { gpu, .. } => {
                 owner.say(gpu.as_ref(), Said::default());
                 *reclaims += 1;
@@ -172,7 +181,6 @@ impl Reference {
             | Event::GroupLeft
             | Event::Engine(_)
             | Event::Found(_)
-            | Event::Gpus(_)
             | Event::Done { .. }
             | Event::Init { .. }
             | Event::GuestGone { .. }
@@ -205,15 +213,20 @@ impl Reference {
             if gpus.is_empty() && !owner.lends_anything() {
                 return Err(format!("{name} is taken and nothing is lent"));
             }
+            let rules = gpus.iter().map(Some).chain([None]);
+            if let Some(why) = rules.filter_map(|gpu| owner.rules.forbids(gpu, told, now)).next() {
+                return Err(format!("{name} is taken {why}"));
+            }
             let generations = gpus.iter().map(|gpu| (gpu.clone(), owner.generation(gpu))).collect();
             owner.accepted.insert(name.clone(), Accepted { gpus: generations, all: owner.all });
         }
         Ok(())
     }
 
-    /// The owner's last word about this GPU is to lend it.
-    pub(super) fn lends(&self, host: usize, gpu: &GpuUuid) -> bool {
-        self.owners[host].heard.said(gpu).lends
+    /// The owner's last word about this GPU is to lend it, and no rule of the machine is against it.
+    pub(super) fn lends(&self, host: usize, gpu: &GpuUuid, now: Now) -> bool {
+        let Seat { heard, told, .. } = &self.owners[host];
+        heard.said(gpu).lends && heard.rules.forbids(None, told, now).is_none()
     }
 
     /// The number that the next reclaim of this agent will have.

@@ -9,6 +9,7 @@ mod pause;
 mod random;
 mod refused;
 mod restart;
+mod rules;
 mod told;
 mod waiting;
 mod world;

@@ -5,14 +5,16 @@ use gpunion_protocol::guest::{Exit, FromInit};
 use gpunion_protocol::ids::Epoch;
 use gpunion_protocol::job::EndCause;
 use gpunion_protocol::local::PauseRequest;
+use gpunion_protocol::rules::RulesRequest;
 use gpunion_protocol::session::{Terms, ToAgent};
 use gpunion_protocol::time::{Millis, WallMs};
 use gpunion_protocol::units::Span;
+use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
 use super::super::Attempt;
 use super::super::effect::{Effect, Word};
-use super::super::event::{Engine, Event, Inventory, Trouble};
+use super::super::event::{Engine, Event, Inventory, Trouble, Zones};
 use super::super::record::Phase;
 use super::super::word::{ReclaimWord, Wanted};
 use super::world::{BASELINE, PROCESS, World, attempt, engine, snapshot};
@@ -21,6 +23,9 @@ use super::world::{BASELINE, PROCESS, World, attempt, engine, snapshot};
 enum Step {
     Share(bool),
     Pause(u64),
+    Rules(u8),
+    Battery(bool),
+    OwnWork(u64),
     Reclaim,
     ByHand,
     Assign(u32),
@@ -60,6 +65,9 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => any::<bool>().prop_map(Step::Share),
         1 => (0u64..4).prop_map(Step::Pause),
+        1 => (0u8..5).prop_map(Step::Rules),
+        1 => any::<bool>().prop_map(Step::Battery),
+        1 => (1u64..20).prop_map(Step::OwnWork),
         1 => Just(Step::Reclaim),
         1 => Just(Step::ByHand),
         4 => n.clone().prop_map(Step::Assign),
@@ -92,6 +100,28 @@ fn apply(world: &mut World, step: Step) {
             let request = PauseRequest { length, until: None, resume: kind == 0 };
             world.on(Event::Pause { call, request });
             assert!(kind == 0 || !world.provider.is_open(), "nothing is lent in a pause");
+        }
+        Step::Rules(kind) => {
+            let words = [
+                ("hours", "Mon 16:00-16:02,16:03-17:00"),
+                ("hours", "always"),
+                ("own_work", "stop"),
+                ("own_work_after", "0 s"),
+                ("battery", "off"),
+            ];
+            world.zone = Some(TimeZone::UTC);
+            let (key, value) = words[usize::from(kind)];
+            let set = [(key.to_owned(), value.to_owned())].into();
+            let zones = Zones { named: None, here: Some(TimeZone::UTC) };
+            let call = world.call();
+            world.on(Event::Rules { call, request: RulesRequest { set }, zones });
+        }
+        Step::Battery(empties) => world.on(Event::Battery { discharging: Some(empties) }),
+        Step::OwnWork(seconds) => {
+            for _ in 0..seconds {
+                world.pass(Millis(1_000));
+                world.gpu(BASELINE + (2 << 30), &[(7, 7, 2 << 30)]);
+            }
         }
         Step::Reclaim => {
             let call = world.call();

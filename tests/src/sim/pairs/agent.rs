@@ -33,11 +33,13 @@ pub(in crate::sim) const STATES: [&str; 19] = [
     "over, told",
 ];
 
-pub(in crate::sim) const EVENTS: [&str; 40] = [
+pub(in crate::sim) const EVENTS: [&str; 42] = [
     "share on",
     "share off",
     "pause",
     "resume",
+    "rules",
+    "battery",
     "reclaim",
     "reclaim by hand",
     "link up",
@@ -105,6 +107,8 @@ pub(super) fn pairs(agent: &Provider, event: &Event, mut count: impl FnMut(&'sta
         }
         Event::Share { .. }
         | Event::Pause { .. }
+        | Event::Rules { .. }
+        | Event::Battery { .. }
         | Event::Reclaim { .. }
         | Event::ReclaimedByHand { .. }
         | Event::LinkUp { .. }
@@ -155,6 +159,8 @@ fn to_all(event: &Event) -> &'static str {
         Event::Share { .. } => "share on",
         Event::Pause { request, .. } if request.resume => "resume",
         Event::Pause { .. } => "pause",
+        Event::Rules { .. } => "rules",
+        Event::Battery { .. } => "battery",
         Event::Reclaim { .. } => "reclaim",
         Event::ReclaimedByHand { .. } => "reclaim by hand",
         Event::LinkUp { .. } => "link up",
