@@ -117,6 +117,13 @@ pub(crate) enum Command {
                             own_work=stop own_work_free='10 min'\n  gpunion rules temperature=85/75 power=default"
     )]
     Rules(Rules),
+    /// Remove what jobs left on this machine
+    #[command(
+        after_help = "Inputs and images that came for jobs, unless a job here needs them, and what a reclaimed job left is \
+                            not saved for it any more. Jobs that run go on. What nobody has used for a day goes by itself. An image \
+                            that was here before is yours and stays."
+    )]
+    Wipe,
     /// Have the GPUs back now; ends with a receipt
     #[command(
         after_help = "Stops and ends every guest at once, whatever the network, the relay, the container engine or the \

@@ -11,7 +11,7 @@ use gpunion_protocol::egress::EgressRule;
 use gpunion_protocol::gpu::GpuState;
 use gpunion_protocol::ids::GpuUuid;
 use gpunion_protocol::local::{
-    Finding, GpuStatus, Grade, PauseRequest, ShareRequest, ShareStatus, Snapshot, Wish,
+    Finding, GpuStatus, Grade, PauseRequest, ShareRequest, ShareStatus, Snapshot, Wiped, Wish,
 };
 use gpunion_protocol::receipt::HistoryEntry;
 use gpunion_protocol::time::WallMs;
@@ -68,6 +68,20 @@ pub(crate) async fn pause(place: &Place, asked: Pause, out: &Out) -> Result<Exit
     let status: ShareStatus = Api::new(place)?.post("/v1/pause", &request).await?;
     out.answer(&status, describe_share)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Exits with 1 when something that should go could not be removed.
+pub(crate) async fn wipe(place: &Place, out: &Out) -> Result<ExitCode, Failure> {
+    let wiped: Wiped = Api::new(place)?.post("/v1/wipe", &()).await?;
+    out.answer(&wiped, |wiped| {
+        let mut text = format!(
+            "removed {} inputs, {} images, {} workspaces of reclaimed jobs\n",
+            wiped.inputs, wiped.images, wiped.salvages
+        );
+        text.extend(wiped.troubles.iter().map(|why| format!("! {}\n", show::clean(why))));
+        text
+    })?;
+    Ok(if wiped.troubles.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 /// The next time that a clock on the wall shows this.

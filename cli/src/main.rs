@@ -86,6 +86,7 @@ async fn perform(args: Args, out: &Out) -> Result<ExitCode, Failure> {
         Command::Share(share) => machine::share(&place, share, out).await,
         Command::Pause(pause) => machine::pause(&place, pause, out).await,
         Command::Rules(rules) => rules::rules(&place, rules, out).await,
+        Command::Wipe => machine::wipe(&place, out).await,
         Command::Reclaim(reclaim) => reclaim::reclaim(&place, reclaim, out).await,
         Command::Run(thing) => run::run(&place, thing, out).await,
         Command::Submit(thing) => run::submit(&place, thing, out).await,

@@ -191,6 +191,20 @@ pub struct PauseRequest {
     pub resume: bool,
 }
 
+/// The answer to `POST /v1/wipe`: how much of what jobs left here is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Wiped {
+    /// Workspaces of reclaimed jobs that were still being saved for them.
+    pub salvages: u32,
+    /// Read-only inputs that were kept for the next attempt.
+    pub inputs: u32,
+    /// Images that were not here before a guest came.
+    pub images: u32,
+    /// What could not be removed now, a sentence each.
+    #[serde(default)]
+    pub troubles: Vec<String>,
+}
+
 /// `POST /v1/reclaim`; the answer is the receipt.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ReclaimRequest {

@@ -24,6 +24,7 @@ mod tests;
 mod trouble;
 mod turns;
 pub mod view;
+mod wipe;
 pub mod word;
 mod workspace;
 mod wrap;
@@ -34,7 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpunion_protocol::ids::{AttemptRef, DeviceId, GpuUuid, SnapshotId};
-use gpunion_protocol::local::{ShareStatus, Snapshot, Wish};
+use gpunion_protocol::local::{ShareStatus, Snapshot, Wiped, Wish};
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::Receipt;
 use gpunion_protocol::rules::RulesStatus;
@@ -45,12 +46,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::clock;
 use crate::gpu::{FastPoll, Gpus};
-use crate::provider::Provider;
 use crate::provider::call::OwnerCall;
 use crate::provider::effect::{Effect, Word};
 use crate::provider::event::{CallId, Event};
 use crate::provider::record::{Change, Phase};
 use crate::provider::word::ReclaimWord;
+use crate::provider::{Attempt, Provider};
 use crate::relay_link::session::{SessionEvent, SessionHandle};
 use committing::Committing;
 use locks::Locks;
@@ -81,6 +82,7 @@ pub struct Parts {
 enum Answer {
     Share(oneshot::Sender<Result<ShareStatus, Problem>>),
     Rules(oneshot::Sender<Result<RulesStatus, Problem>>),
+    Wipe(oneshot::Sender<Result<Wiped, Problem>>),
     Reclaim(oneshot::Sender<Result<Receipt, Problem>>),
 }
 
@@ -100,6 +102,8 @@ pub struct Driver {
     device: Option<DeviceId>,
     store: Option<Store>,
     locks: Locks,
+    /// Since the start, about.
+    seconds: u32,
 }
 
 /// Hears the word that a reclaim without an agent left, and only then tells anybody anything: the
@@ -119,6 +123,7 @@ pub fn begin(parts: Parts, store: Store) -> Driver {
         published: None,
         heard: None,
         store: Some(store),
+        seconds: 0,
     };
     driver.look_for_word();
     driver.publish();
@@ -156,7 +161,10 @@ pub async fn run(mut driver: Driver, shutdown: CancellationToken) {
                 driver.on(Event::Gpus(Box::new(view)));
             }
             Turn::Around => driver.around_changed(),
-            Turn::Second => driver.look_for_word(),
+            Turn::Second => {
+                driver.look_for_word();
+                driver.wipe_old_if_due();
+            }
             Turn::Timeout => driver.on(Event::Timeout),
         }
     }
@@ -232,9 +240,28 @@ impl Driver {
 
     /// Read-only inputs that an attempt here still may need.
     fn inputs(&self) -> BTreeSet<SnapshotId> {
+        self.kept().flat_map(|a| a.record.assignment.data.iter().map(|data| data.snapshot)).collect()
+    }
+
+    /// Attempts of which something is still here.
+    fn kept(&self) -> impl Iterator<Item = &Attempt> {
         let attempts = self.parts.provider.attempts();
-        let kept = attempts.filter(|a| !matches!(a.record.phase, Phase::Over { cleaned: true, .. }));
-        kept.flat_map(|a| a.record.assignment.data.iter().map(|data| data.snapshot)).collect()
+        attempts.filter(|a| !matches!(a.record.phase, Phase::Over { cleaned: true, .. }))
+    }
+
+    fn name_what_is_needed(&self) {
+        self.parts.operations.name_inputs(self.inputs());
+        let images = self.kept().flat_map(|a| wipe::names_of(&a.record.assignment.image));
+        self.parts.operations.name_images(images.collect());
+    }
+
+    /// What nobody has used for a day is looked for soon after the start, and then each hour.
+    fn wipe_old_if_due(&mut self) {
+        self.seconds = self.seconds.wrapping_add(1);
+        if self.seconds % 3_600 == 600 {
+            self.name_what_is_needed();
+            self.parts.operations.wipe_old();
+        }
     }
 
     fn call(&mut self, call: OwnerCall) {
@@ -254,6 +281,10 @@ impl Driver {
             OwnerCall::Rules(request, zones, answer) => {
                 self.answers.insert(id, Answer::Rules(answer));
                 self.on(Event::Rules { call: id, request, zones });
+            }
+            OwnerCall::Wipe(answer) => {
+                self.answers.insert(id, Answer::Wipe(answer));
+                self.on(Event::Wipe { call: id });
             }
             OwnerCall::Reclaim(request, answers) => {
                 if self.parts.provider.refuses_reclaim(request.gpu.as_ref()).is_none() {
@@ -307,7 +338,7 @@ impl Driver {
             Effect::ToRelay(message) => self.send(message),
             Effect::Do { attempt, op, what } => {
                 if let Some(record) = self.parts.provider.attempt(&attempt).map(|a| a.record.clone()) {
-                    self.parts.operations.name_inputs(self.inputs());
+                    self.name_what_is_needed();
                     self.parts.operations.start(record, op, what);
                 }
             }
@@ -343,6 +374,12 @@ impl Driver {
             Effect::RulesAnswer { call, answer } => {
                 if let Some(Answer::Rules(to)) = self.answers.remove(&call) {
                     let _ = to.send(answer);
+                }
+            }
+            Effect::Wipe { call, salvages } => {
+                if let Some(Answer::Wipe(to)) = self.answers.remove(&call) {
+                    self.name_what_is_needed();
+                    self.parts.operations.wipe(salvages, to);
                 }
             }
             Effect::ReclaimAnswer { call, answer } => {

@@ -79,6 +79,8 @@ pub(super) struct State {
     images: BTreeMap<AttemptRef, LocalImage>,
     /// Read-only inputs that attempts on the books name.
     inputs: BTreeSet<SnapshotId>,
+    /// Names of images that they need.
+    pub(super) named_images: BTreeSet<String>,
     /// Bytes of each attempt's output that the relay keeps; outlives the guest.
     kept: BTreeMap<AttemptRef, Arc<AtomicU64>>,
     link_up: bool,

@@ -8,7 +8,9 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
-use gpunion_protocol::local::{Finding, PauseRequest, ReclaimRequest, ShareRequest, ShareStatus, Snapshot};
+use gpunion_protocol::local::{
+    Finding, PauseRequest, ReclaimRequest, ShareRequest, ShareStatus, Snapshot, Wiped,
+};
 use gpunion_protocol::problem::{Code, Problem};
 use gpunion_protocol::receipt::{HistoryEntry, Receipt};
 use gpunion_protocol::rules::{RulesRequest, RulesStatus};
@@ -43,6 +45,12 @@ pub(super) async fn share(State(api): State<Api>, Body(request): Body<ShareReque
 pub(super) async fn pause(State(api): State<Api>, Body(request): Body<PauseRequest>) -> Answer<ShareStatus> {
     let (tell, answer) = oneshot::channel();
     ask(&api, OwnerCall::Pause(request, tell)).await?;
+    Ok(Json(answer.await.map_err(|_| gone())??))
+}
+
+pub(super) async fn wipe(State(api): State<Api>) -> Answer<Wiped> {
+    let (tell, answer) = oneshot::channel();
+    ask(&api, OwnerCall::Wipe(tell)).await?;
     Ok(Json(answer.await.map_err(|_| gone())??))
 }
 

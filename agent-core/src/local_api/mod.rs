@@ -72,6 +72,7 @@ pub async fn serve(listener: UnixListener, doors: Doors, shutdown: CancellationT
     let owner = Router::new()
         .route("/v1/share", post(machine::share))
         .route("/v1/pause", post(machine::pause))
+        .route("/v1/wipe", post(machine::wipe))
         .route("/v1/rules", post(machine::set_rules))
         .route("/v1/doctor", get(machine::doctor))
         .route("/v1/join", post(group::join))

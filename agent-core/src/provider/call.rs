@@ -1,6 +1,6 @@
 //! What the owner asks of the provider half, each with its answer's way back.
 
-use gpunion_protocol::local::{PauseRequest, ReclaimRequest, ShareRequest, ShareStatus};
+use gpunion_protocol::local::{PauseRequest, ReclaimRequest, ShareRequest, ShareStatus, Wiped};
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::{HistoryEntry, Receipt};
 use gpunion_protocol::rules::{RulesRequest, RulesStatus};
@@ -22,6 +22,7 @@ pub enum OwnerCall {
     Share(ShareRequest, oneshot::Sender<Result<ShareStatus, Problem>>),
     Pause(PauseRequest, oneshot::Sender<Result<ShareStatus, Problem>>),
     Rules(RulesRequest, Zones, oneshot::Sender<Result<RulesStatus, Problem>>),
+    Wipe(oneshot::Sender<Result<Wiped, Problem>>),
     Reclaim(ReclaimRequest, ReclaimAnswers),
     History(oneshot::Sender<Vec<HistoryEntry>>),
 }

@@ -81,6 +81,13 @@ pub enum Effect {
         call: CallId,
         answer: Result<RulesStatus, Problem>,
     },
+    /// Remove inputs and images that came for guests and that no attempt on the books needs; then the
+    /// call is answered.
+    Wipe {
+        call: CallId,
+        /// Workspaces that were still being saved, and are given up.
+        salvages: u32,
+    },
     ReclaimAnswer {
         call: CallId,
         answer: Result<Box<Receipt>, Problem>,
@@ -153,6 +160,7 @@ impl Effect {
             | Self::WordHeard { .. }
             | Self::ShareAnswer { .. }
             | Self::RulesAnswer { .. }
+            | Self::Wipe { .. }
             | Self::ReclaimAnswer { .. } => false,
         }
     }

@@ -44,6 +44,9 @@ pub enum Event {
         call: CallId,
         request: PauseRequest,
     },
+    Wipe {
+        call: CallId,
+    },
     Reclaim {
         call: CallId,
         gpu: Option<GpuUuid>,

@@ -71,6 +71,11 @@ impl Leave {
         (self.until, self.at_stake) = (Some(until), Some(at_stake));
     }
 
+    /// What it left is not wanted any more.
+    pub(super) fn give_up_now(&mut self, now: BootMs) {
+        self.until = Some(now);
+    }
+
     pub(super) fn sends_now(&mut self, now: BootMs) {
         self.sending = Some(now);
     }

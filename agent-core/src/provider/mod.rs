@@ -30,6 +30,7 @@ mod sharing;
 #[cfg(test)]
 mod tests;
 mod vestige;
+mod wipe;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -162,6 +163,7 @@ impl Provider {
                 self.rules_asked(call, &request, zones, now, &mut out);
             }
             Event::Battery { discharging } => self.battery_says(discharging),
+            Event::Wipe { call } => self.wipe(call, now, &mut out),
             Event::Reclaim { call, gpu } => self.reclaim(call, gpu, now, &mut out),
             Event::ReclaimedByHand { word } => self.reclaimed_by_hand(word, now, &mut out),
             Event::LinkUp { terms, epoch } => self.link_up(terms, epoch, now, &mut out),
@@ -234,6 +236,7 @@ impl Provider {
             | Effect::WordHeard { .. }
             | Effect::ShareAnswer { .. }
             | Effect::RulesAnswer { .. }
+            | Effect::Wipe { .. }
             | Effect::ReclaimAnswer { .. } => true,
         }
     }

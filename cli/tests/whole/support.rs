@@ -16,7 +16,9 @@ use gpunion_agent_core::local_api::{self, Doors};
 use gpunion_agent_core::provider::call::OwnerCall;
 use gpunion_agent_core::relay_link::pairing::Pairing;
 use gpunion_agent_core::relay_link::{SessionHandle, session};
-use gpunion_protocol::local::{AgentStatus, Caps, EngineStatus, JoinRequest, ShareStatus, Snapshot, Wish};
+use gpunion_protocol::local::{
+    AgentStatus, Caps, EngineStatus, JoinRequest, ShareStatus, Snapshot, Wiped, Wish,
+};
 use gpunion_protocol::receipt::{How, Receipt};
 use gpunion_protocol::rules::RulesStatus;
 use gpunion_protocol::session::Terms;
@@ -146,6 +148,7 @@ async fn answer(mut calls: mpsc::Receiver<OwnerCall>) {
                 let nothing = RulesStatus { rules: Vec::new(), verdicts: Vec::new() };
                 drop(tell.send(Ok(nothing)));
             }
+            OwnerCall::Wipe(tell) => drop(tell.send(Ok(Wiped::default()))),
             OwnerCall::Reclaim(_, answers) => {
                 let _ = answers.taken.send(());
                 let _ = answers.receipt.send(Ok(receipt()));

@@ -411,7 +411,7 @@ impl World {
                 lies_there.take_if(|there| *there == word);
             }
             Effect::ShareAnswer { .. } => {}
-            Effect::RulesAnswer { answer: Ok(_), .. } => {}
+            Effect::RulesAnswer { answer: Ok(_), .. } | Effect::Wipe { .. } => {}
             Effect::RulesAnswer { answer: Err(problem), .. } => {
                 self.fail(format!("a rule is refused on {host}: {problem}"));
             }

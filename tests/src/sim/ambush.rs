@@ -155,6 +155,7 @@ impl World {
                 let again = self.chance.mostly_short(500, 20_000);
                 self.after(again, Due::Owner { host, what: Owner::Battery(false) });
             }
+            "wipe" => self.owner_acts(host, Owner::Wipes),
             "resume" => self.owner_acts(host, Owner::Resume),
             "reclaim" => {
                 self.owner_acts(host, Owner::Reclaim { gpu: None });

@@ -268,6 +268,9 @@ impl World {
         if self.chance.one_in(3) {
             return self.some_rule(host);
         }
+        if self.chance.one_in(6) {
+            return self.after(1, Due::Owner { host, what: Owner::Wipes });
+        }
         let gpu = self.some_gpu(host);
         let on = self.chance.coin();
         let for_ms = self.chance.one_in(3).then(|| self.chance.between(5_000, 300_000));

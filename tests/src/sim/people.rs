@@ -44,6 +44,7 @@ pub(super) enum Owner {
         until_ms: Option<u64>,
     },
     Resume,
+    Wipes,
     Sets(Vec<(&'static str, String)>),
     Battery(bool),
     /// The hours are over: who is here leaves.
@@ -147,6 +148,10 @@ impl World {
                 let call = self.hosts[host].call();
                 let request = PauseRequest { resume: true, ..PauseRequest::default() };
                 self.agent(host, Event::Pause { call, request });
+            }
+            Owner::Wipes => {
+                let call = self.hosts[host].call();
+                self.agent(host, Event::Wipe { call });
             }
             Owner::Sets(words) => self.owner_sets(host, words),
             Owner::Battery(discharging) => self.battery_is(host, discharging),

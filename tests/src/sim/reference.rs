@@ -175,7 +175,8 @@ impl Reference {
                 Wanted::All => owner.say(None, Said::default()),
                 Wanted::These(gpus) => gpus.iter().for_each(|gpu| owner.say(Some(gpu), Said::default())),
             },
-            Event::LinkUp { .. }
+            Event::Wipe { .. }
+            | Event::LinkUp { .. }
             | Event::LinkDown { .. }
             | Event::Relay(_)
             | Event::GroupLeft

@@ -12,4 +12,5 @@ mod restart;
 mod rules;
 mod told;
 mod waiting;
+mod wipe;
 mod world;

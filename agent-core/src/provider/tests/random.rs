@@ -23,6 +23,7 @@ use super::world::{BASELINE, PROCESS, World, attempt, engine, snapshot};
 enum Step {
     Share(bool),
     Pause(u64),
+    Wipe,
     Rules(u8),
     Battery(bool),
     OwnWork(u64),
@@ -65,6 +66,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => any::<bool>().prop_map(Step::Share),
         1 => (0u64..4).prop_map(Step::Pause),
+        1 => Just(Step::Wipe),
         1 => (0u8..5).prop_map(Step::Rules),
         1 => any::<bool>().prop_map(Step::Battery),
         1 => (1u64..20).prop_map(Step::OwnWork),
@@ -100,6 +102,10 @@ fn apply(world: &mut World, step: Step) {
             let request = PauseRequest { length, until: None, resume: kind == 0 };
             world.on(Event::Pause { call, request });
             assert!(kind == 0 || !world.provider.is_open(), "nothing is lent in a pause");
+        }
+        Step::Wipe => {
+            let call = world.call();
+            world.on(Event::Wipe { call });
         }
         Step::Rules(kind) => {
             let words = [

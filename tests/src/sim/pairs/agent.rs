@@ -33,13 +33,14 @@ pub(in crate::sim) const STATES: [&str; 19] = [
     "over, told",
 ];
 
-pub(in crate::sim) const EVENTS: [&str; 42] = [
+pub(in crate::sim) const EVENTS: [&str; 43] = [
     "share on",
     "share off",
     "pause",
     "resume",
     "rules",
     "battery",
+    "wipe",
     "reclaim",
     "reclaim by hand",
     "link up",
@@ -109,6 +110,7 @@ pub(super) fn pairs(agent: &Provider, event: &Event, mut count: impl FnMut(&'sta
         | Event::Pause { .. }
         | Event::Rules { .. }
         | Event::Battery { .. }
+        | Event::Wipe { .. }
         | Event::Reclaim { .. }
         | Event::ReclaimedByHand { .. }
         | Event::LinkUp { .. }
@@ -161,6 +163,7 @@ fn to_all(event: &Event) -> &'static str {
         Event::Pause { .. } => "pause",
         Event::Rules { .. } => "rules",
         Event::Battery { .. } => "battery",
+        Event::Wipe { .. } => "wipe",
         Event::Reclaim { .. } => "reclaim",
         Event::ReclaimedByHand { .. } => "reclaim by hand",
         Event::LinkUp { .. } => "link up",
