@@ -255,6 +255,10 @@ pub(crate) async fn history(place: &Place, out: &Out) -> Result<ExitCode, Failur
             .collect();
         let mut text = show::table(&["FROM", "LASTED", "JOB", "MEMBER", "GPUS", "ENDED", "RECEIPT"], &rows);
         text.extend(history.iter().filter_map(|entry| {
+            let (name, member) = (show::clean(&entry.name), show::clean(&entry.member));
+            Some(format!("\n{name} of {member}, reclaimed\n{}", show::receipt(entry.receipt.as_ref()?)))
+        }));
+        text.extend(history.iter().filter_map(|entry| {
             Some(contacts::describe(&entry.name, &entry.member, entry.contacts.as_ref()?))
         }));
         text
