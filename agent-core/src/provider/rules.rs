@@ -72,7 +72,7 @@ impl Provider {
         out: &mut Vec<Effect>,
     ) {
         let answer = self.rules_with(request, zones).map(|(rules, zone)| {
-            if rules != self.rules.rules {
+            if rules != self.rules.rules || zone != self.watch.zone {
                 self.rules.rules = rules;
                 self.watch.zone = zone;
                 self.watch.looked = None;
@@ -88,12 +88,15 @@ impl Provider {
     /// The rules as they would be, with the zone of their hours.
     fn rules_with(&self, request: &RulesRequest, zones: Zones) -> Result<(Rules, Option<TimeZone>), Problem> {
         let mut rules = self.rules.rules.with(&request.set)?;
-        if rules.zone == self.rules.rules.zone && self.watch.zone.is_some() {
+        let sets = |key: &str| request.set.contains_key(key);
+        let known = rules.zone == self.rules.rules.zone && self.watch.zone.is_some();
+        if known || !sets("hours") && !sets("zone") {
             return Ok((rules, self.watch.zone.clone()));
         }
         let bad =
             |title: String, fix: &str| Problem::new(Code::BadRequest, title).with_detail(fix.to_owned());
         let zone = match (&rules.zone, zones) {
+            (_, Zones { named: None, .. }) if rules.hours.are_always() && !sets("zone") => None,
             (None, _) if rules.hours.are_always() => None,
             (None, Zones { here, .. }) => {
                 rules.zone = here.as_ref().and_then(|zone| zone.iana_name()).map(str::to_owned);

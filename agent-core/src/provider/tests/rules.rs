@@ -198,8 +198,14 @@ fn f44_hours_have_a_zone_and_outlive_the_agent() {
     world.arrive();
     assert!(!world.provider.is_open(), "which time it is for its owner is not known");
     assert!(verdict(&world, "hours", None).reason.contains("tzdata"));
-    ask(&mut world, &[("hours", "always")], Zones::default()).unwrap_err();
-    ask(&mut world, &[("hours", "always"), ("zone", "default")], Zones::default()).unwrap();
+    let lost = ask(&mut world, &[("hours", "Sun")], Zones::default()).unwrap_err();
+    assert!(lost.to_string().contains("any more"), "{lost}");
+    ask(&mut world, &[], Zones::default()).expect("it is shown all the same");
+    ask(&mut world, &[("own_work", "stop")], Zones::default()).expect("and other rules are set");
+    let found = Zones { named: Some(TimeZone::UTC), here: None };
+    ask(&mut world, &[("zone", "UTC")], found).expect("the table is there again");
+    assert!(world.provider.is_open());
+    ask(&mut world, &[("hours", "always")], Zones::default()).unwrap();
     assert!(world.provider.is_open());
 }
 
