@@ -23,6 +23,7 @@ pub mod store;
 mod tests;
 mod trouble;
 mod turns;
+mod upload_pace;
 pub mod view;
 mod wipe;
 pub mod word;
@@ -34,7 +35,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpunion_protocol::ids::{AttemptRef, DeviceId, GpuUuid, SnapshotId};
+use gpunion_protocol::ids::{AttemptRef, DeviceId, GpuUuid};
 use gpunion_protocol::local::{ShareStatus, Snapshot, Wiped, Wish};
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::Receipt;
@@ -46,12 +47,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::clock;
 use crate::gpu::{FastPoll, Gpus};
+use crate::provider::Provider;
 use crate::provider::call::OwnerCall;
 use crate::provider::effect::{Effect, Word};
 use crate::provider::event::{CallId, Event};
-use crate::provider::record::{Change, Phase};
+use crate::provider::record::Change;
 use crate::provider::word::ReclaimWord;
-use crate::provider::{Attempt, Provider};
 use crate::relay_link::session::{SessionEvent, SessionHandle};
 use committing::Committing;
 use locks::Locks;
@@ -215,6 +216,7 @@ impl Driver {
             }
         }
         self.parts.operations.lends(self.lends());
+        self.parts.operations.upload.set(self.parts.provider.rules().upload.map(|rate| rate.0));
         self.commit();
         self.answer_past_a_stuck_disk();
         self.publish();
@@ -236,32 +238,6 @@ impl Driver {
         let lent = working.flat_map(|attempt| attempt.record.assignment.gpus.iter());
         let shared = provider.gpu_view().gpus.keys().filter(|gpu| provider.is_shared(gpu));
         lent.chain(shared).cloned().collect()
-    }
-
-    /// Read-only inputs that an attempt here still may need.
-    fn inputs(&self) -> BTreeSet<SnapshotId> {
-        self.kept().flat_map(|a| a.record.assignment.data.iter().map(|data| data.snapshot)).collect()
-    }
-
-    /// Attempts of which something is still here.
-    fn kept(&self) -> impl Iterator<Item = &Attempt> {
-        let attempts = self.parts.provider.attempts();
-        attempts.filter(|a| !matches!(a.record.phase, Phase::Over { cleaned: true, .. }))
-    }
-
-    fn name_what_is_needed(&self) {
-        self.parts.operations.name_inputs(self.inputs());
-        let images = self.kept().flat_map(|a| wipe::names_of(&a.record.assignment.image));
-        self.parts.operations.name_images(images.collect());
-    }
-
-    /// What nobody has used for a day is looked for soon after the start, and then each hour.
-    fn wipe_old_if_due(&mut self) {
-        self.seconds = self.seconds.wrapping_add(1);
-        if self.seconds % 3_600 == 600 {
-            self.name_what_is_needed();
-            self.parts.operations.wipe_old();
-        }
     }
 
     fn call(&mut self, call: OwnerCall) {

@@ -8,17 +8,20 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
+use gpunion_protocol::ids::SnapshotId;
 use gpunion_protocol::job::Image;
 use gpunion_protocol::local::Wiped;
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::time::WallMs;
 use tokio::sync::oneshot;
 
-use super::data;
 use super::operations::Operations;
 use super::trouble::of_engine;
+use super::{Driver, data};
 use crate::config::{clock, files};
+use crate::provider::Attempt;
 use crate::provider::event::Trouble;
+use crate::provider::record::Phase;
 
 /// The folder of marks of images, beside those of inputs.
 const IMAGES: &str = "images";
@@ -59,6 +62,34 @@ pub(super) fn mark_image(ops: &Operations, name: &str, was_here: bool) {
     if let Err(error) = made.and_then(|()| files::write_whole(&mark, name.as_bytes())) {
         // Then it stays, as if it had been here.
         tracing::info!("{}: {error}", mark.display());
+    }
+}
+
+impl Driver {
+    /// Read-only inputs that an attempt here still may need.
+    fn inputs(&self) -> BTreeSet<SnapshotId> {
+        self.kept().flat_map(|a| a.record.assignment.data.iter().map(|data| data.snapshot)).collect()
+    }
+
+    /// Attempts of which something is still here.
+    fn kept(&self) -> impl Iterator<Item = &Attempt> {
+        let attempts = self.parts.provider.attempts();
+        attempts.filter(|a| !matches!(a.record.phase, Phase::Over { cleaned: true, .. }))
+    }
+
+    pub(super) fn name_what_is_needed(&self) {
+        self.parts.operations.name_inputs(self.inputs());
+        let images = self.kept().flat_map(|a| names_of(&a.record.assignment.image));
+        self.parts.operations.name_images(images.collect());
+    }
+
+    /// What nobody has used for a day is looked for soon after the start, and then each hour.
+    pub(super) fn wipe_old_if_due(&mut self) {
+        self.seconds = self.seconds.wrapping_add(1);
+        if self.seconds % 3_600 == 600 {
+            self.name_what_is_needed();
+            self.parts.operations.wipe_old();
+        }
     }
 }
 

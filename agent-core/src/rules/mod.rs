@@ -39,6 +39,8 @@ pub struct Rules {
     pub temperature: Option<Band>,
     /// Watts of a GPU.
     pub power: Option<Band>,
+    /// A second, of all that guests save together.
+    pub upload: Option<Bytes>,
 }
 
 impl Default for Rules {
@@ -54,6 +56,7 @@ impl Default for Rules {
             on_battery: false,
             temperature: None,
             power: None,
+            upload: None,
         }
     }
 }

@@ -14,6 +14,8 @@ use super::own_work::Yields;
 
 /// Longer than this nobody waits for anything here.
 const LONGEST: Millis = Millis::from_secs(24 * 3600);
+/// Slower than this no job would ever get away.
+const SLOWEST: Bytes = Bytes(64 << 10);
 const OFF: &str = "off";
 
 struct Key {
@@ -114,11 +116,26 @@ const KEYS: &[Key] = &[
         get: |rules| shown(rules.power),
         set: |rules, text| band(text).map(|band| rules.power = band),
     },
+    Key {
+        name: "upload",
+        what: "what guests save leaves this machine at so much a second at most",
+        example: "\"5 MiB\"",
+        get: |rules| rules.upload.map_or_else(|| OFF.to_owned(), |rate| rate.to_string()),
+        set: |rules, text| rate(text).map(|rate| rules.upload = rate),
+    },
 ];
 
 fn length(text: &str) -> Result<Millis, String> {
     let Span(length) = text.parse().map_err(|e| format!("{e}"))?;
     (length <= LONGEST).then_some(length).ok_or_else(|| format!("it is at most {}", Span(LONGEST)))
+}
+
+fn rate(text: &str) -> Result<Option<Bytes>, String> {
+    if text == OFF {
+        return Ok(None);
+    }
+    let rate: Bytes = text.trim_end_matches("/s").parse().map_err(|e| format!("{e}"))?;
+    (rate >= SLOWEST).then_some(Some(rate)).ok_or_else(|| format!("it is at least {SLOWEST}"))
 }
 
 fn shown(band: Option<Band>) -> String {
@@ -206,6 +223,7 @@ mod tests {
             ("battery", "on"),
             ("temperature", "75/85"),
             ("power", "300"),
+            ("upload", "1 KiB"),
         ] {
             let problem = set(&[(key, value)]).unwrap_err();
             let text = problem.to_string();
