@@ -10,12 +10,13 @@ use gpunion_protocol::ids::DeviceId;
 use gpunion_protocol::local::Caps;
 use gpunion_protocol::problem::{Code, Problem};
 use gpunion_protocol::units::Bytes;
+use jiff::tz::TimeZone;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::lock::AgentLock;
 use crate::config::settings::SecondWayChoice;
-use crate::config::{Dirs, Locked, Membership, Settings, clock, files};
+use crate::config::{Dirs, Locked, Membership, Settings, clock, files, power_supply};
 use crate::consumer::Consumer;
 use crate::consumer::images::{Answer, Archive, ImageStore, LocalImage};
 use crate::container::{Engine, EngineError, EngineFacts, free_space};
@@ -28,11 +29,14 @@ use crate::egress::Places;
 use crate::gpu::Gpus;
 use crate::local_api::{self, Doors};
 use crate::provider::Provider;
+use crate::provider::event::Event;
 use crate::relay_link::pairing::Pairing;
 use crate::relay_link::session::{self, LinkStatus};
 
 /// Calls of owners that wait.
 const CALLS: usize = 64;
+/// How often it is looked whether the machine runs on its battery.
+const BATTERY: std::time::Duration = std::time::Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -51,6 +55,8 @@ pub async fn run(options: Options, stop: Stop) -> anyhow::Result<()> {
     let caps = caps(&settings, &dirs.data);
     let rule = settings.egress.clone().unwrap_or_default();
     let provider = Provider::load(store.load()?, caps, clock::now()).with_egress(rule.clone());
+    let zone = provider.rules().zone.as_deref().and_then(|name| TimeZone::get(name).ok());
+    let provider = provider.with_zone(zone);
 
     let pairing = Arc::new(Pairing::load(dirs.clone(), settings.clone())?);
     let version = format!("gpunion {}", env!("CARGO_PKG_VERSION"));
@@ -68,6 +74,7 @@ pub async fn run(options: Options, stop: Stop) -> anyhow::Result<()> {
     }
     let (events, heard) = mpsc::channel(EVENTS);
     let (owner, calls) = mpsc::channel(CALLS);
+    tokio::spawn(watch_battery(events.clone(), shutdown.clone()));
     let fixed = Fixed {
         engine: engine.clone(),
         guests: dirs.guests(),
@@ -120,6 +127,22 @@ pub async fn run(options: Options, stop: Stop) -> anyhow::Result<()> {
     shutdown.cancel();
     driving.await?;
     served.context("the local API broke off")
+}
+
+/// Tells when the machine is unplugged or plugged in. The kernel may be slow to ask a battery, which
+/// holds up nobody.
+async fn watch_battery(events: mpsc::Sender<Event>, shutdown: CancellationToken) {
+    let mut told = None;
+    let mut looks = tokio::time::interval(BATTERY);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while shutdown.run_until_cancelled(looks.tick()).await.is_some() {
+        let look = tokio::task::spawn_blocking(|| power_supply::on_battery(Path::new(power_supply::ROOT)));
+        let Ok(discharging) = look.await else { return };
+        if discharging != told && events.send(Event::Battery { discharging }).await.is_err() {
+            return;
+        }
+        told = discharging;
+    }
 }
 
 /// A keyring that was locked at the start may open later.

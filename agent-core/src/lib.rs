@@ -12,4 +12,5 @@ pub mod gpu;
 pub mod local_api;
 pub mod provider;
 pub mod relay_link;
+pub mod rules;
 pub mod second_way;

@@ -102,6 +102,28 @@ pub(crate) enum Command {
                             gpunion reclaim"
     )]
     Share(Share),
+    /// Lend nothing for a while, then again what was lent before
+    #[command(
+        after_help = "Jobs here save, leave, and go on elsewhere.\n\nExamples:\n  gpunion pause --for 1h\n  gpunion pause \
+                            --until 18:00\n  gpunion pause                until you resume\n  gpunion pause --resume\n\nTo have a \
+                            GPU back now: gpunion reclaim"
+    )]
+    Pause(Pause),
+    /// The owner's rules, shown and set: hours, own work, battery, temperature
+    #[command(
+        after_help = "Rules narrow what `share on` lends, and never lend anything themselves. \"default\" sets one \
+                            back.\n\nExamples:\n  gpunion rules                                          all of them, and what \
+                            each says now\n  gpunion rules hours='Mon-Fri 18:00-08:00; Sat-Sun' zone=Europe/Berlin\n  gpunion rules \
+                            own_work=stop own_work_free='10 min'\n  gpunion rules temperature=85/75 power=default"
+    )]
+    Rules(Rules),
+    /// Remove what jobs left on this machine
+    #[command(
+        after_help = "Inputs and images that came for jobs, unless a job here needs them, and what a reclaimed job left is \
+                            not saved for it any more. Jobs that run go on. What nobody has used for a day goes by itself. An image \
+                            that was here before is yours and stays."
+    )]
+    Wipe,
     /// Have the GPUs back now; ends with a receipt
     #[command(
         after_help = "Stops and ends every guest at once, whatever the network, the relay, the container engine or the \
@@ -376,6 +398,26 @@ pub(crate) struct Share {
 pub(crate) enum OnOff {
     On,
     Off,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Pause {
+    /// For so long, such as 1h or "90 min"
+    #[arg(long = "for", value_name = "TIME", conflicts_with_all = ["until", "resume"])]
+    pub(crate) length: Option<Span>,
+    /// Until this time of day, such as 18:00
+    #[arg(long, value_name = "HH:MM", conflicts_with = "resume")]
+    pub(crate) until: Option<String>,
+    /// Lend again now
+    #[arg(long)]
+    pub(crate) resume: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Rules {
+    /// What to set; without any all are shown
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -10,19 +10,22 @@ use gpunion_agent_core::local_api::doctor::{Agent, Patient, examine};
 use gpunion_protocol::egress::EgressRule;
 use gpunion_protocol::gpu::GpuState;
 use gpunion_protocol::ids::GpuUuid;
-use gpunion_protocol::local::{Finding, GpuStatus, Grade, ShareRequest, ShareStatus, Snapshot, Wish};
+use gpunion_protocol::local::{
+    Finding, GpuStatus, Grade, PauseRequest, ShareRequest, ShareStatus, Snapshot, Wiped, Wish,
+};
 use gpunion_protocol::receipt::HistoryEntry;
 use gpunion_protocol::time::WallMs;
 use gpunion_protocol::units::Bytes;
-use jiff::ZonedDateTime;
 use jiff::civil::Time;
+use jiff::{Timestamp, ZonedDateTime};
 use reqwest::Method;
 
 use crate::api::Api;
-use crate::args::{Doctor, Gpus, OnOff, Place, Share, Switch};
+use crate::args::{Doctor, Gpus, OnOff, Pause, Place, Share, Switch};
 use crate::contacts;
 use crate::failure::{FAILED, Failure, UNREACHABLE};
 use crate::out::Out;
+use crate::rules;
 use crate::show;
 
 pub(crate) async fn share(place: &Place, asked: Share, out: &Out) -> Result<ExitCode, Failure> {
@@ -59,6 +62,28 @@ pub(crate) async fn share(place: &Place, asked: Share, out: &Out) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
+pub(crate) async fn pause(place: &Place, asked: Pause, out: &Out) -> Result<ExitCode, Failure> {
+    let until = asked.until.as_deref().map(|text| until(text, &ZonedDateTime::now())).transpose()?;
+    let request = PauseRequest { length: asked.length, until, resume: asked.resume };
+    let status: ShareStatus = Api::new(place)?.post("/v1/pause", &request).await?;
+    out.answer(&status, describe_share)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Exits with 1 when something that should go could not be removed.
+pub(crate) async fn wipe(place: &Place, out: &Out) -> Result<ExitCode, Failure> {
+    let wiped: Wiped = Api::new(place)?.post("/v1/wipe", &()).await?;
+    out.answer(&wiped, |wiped| {
+        let mut text = format!(
+            "removed {} inputs, {} images, {} workspaces of reclaimed jobs\n",
+            wiped.inputs, wiped.images, wiped.salvages
+        );
+        text.extend(wiped.troubles.iter().map(|why| format!("! {}\n", show::clean(why))));
+        text
+    })?;
+    Ok(if wiped.troubles.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
 /// The next time that a clock on the wall shows this.
 fn until(text: &str, now: &ZonedDateTime) -> Result<WallMs, Failure> {
     let bad = || Failure::usage(format!("{text:?} is no time of day")).fix("write it as 18:00");
@@ -88,6 +113,7 @@ fn describe_share(share: &ShareStatus) -> String {
     for (gpu, own) in &share.gpus {
         text.push_str(&format!("{}: {}\n", show::clean(gpu), wish(own)));
     }
+    text.push_str(&rules::verdicts(&share.rules));
     text
 }
 
@@ -104,8 +130,11 @@ fn wish(wish: &Wish) -> String {
         Wish::Sharing { until: None } => "sharing".to_owned(),
         Wish::Sharing { until: Some(at) } => format!("sharing until {}", show::time(*at)),
         Wish::NotSharing => "not sharing".to_owned(),
-        Wish::PausedUntil { until: None } => "paused".to_owned(),
-        Wish::PausedUntil { until: Some(at) } => format!("paused until {}", show::time(*at)),
+        Wish::PausedUntil { until: None } => "paused until resumed".to_owned(),
+        Wish::PausedUntil { until: Some(at) } => {
+            let left = at.0.saturating_sub(Timestamp::now().as_millisecond()).max(0);
+            format!("paused until {} ({} left)", show::time(*at), show::lasted(left.unsigned_abs()))
+        }
     }
 }
 
@@ -165,7 +194,10 @@ fn row(gpu: &GpuStatus, snapshot: &Snapshot) -> Vec<String> {
         show::figure(sample.utilisation, " %"),
         show::figure(sample.power_mw.map(|mw| mw / 1_000), " W"),
         show::figure(sample.temperature_c, " °C"),
-        wish(&gpu.wish),
+        match &gpu.kept {
+            Some(reason) => format!("{}, not now: {reason}", wish(&gpu.wish)),
+            None => wish(&gpu.wish),
+        },
         used_by(gpu, snapshot),
     ]
 }
@@ -222,6 +254,10 @@ pub(crate) async fn history(place: &Place, out: &Out) -> Result<ExitCode, Failur
             })
             .collect();
         let mut text = show::table(&["FROM", "LASTED", "JOB", "MEMBER", "GPUS", "ENDED", "RECEIPT"], &rows);
+        text.extend(history.iter().filter_map(|entry| {
+            let (name, member) = (show::clean(&entry.name), show::clean(&entry.member));
+            Some(format!("\n{name} of {member}, reclaimed\n{}", show::receipt(entry.receipt.as_ref()?)))
+        }));
         text.extend(history.iter().filter_map(|entry| {
             Some(contacts::describe(&entry.name, &entry.member, entry.contacts.as_ref()?))
         }));

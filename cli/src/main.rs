@@ -19,6 +19,7 @@ mod preview;
 mod prompt;
 mod reclaim;
 mod relay;
+mod rules;
 mod run;
 mod send;
 mod show;
@@ -83,6 +84,9 @@ async fn perform(args: Args, out: &Out) -> Result<ExitCode, Failure> {
         Command::Invite(invite) => group::invite(&place, invite, out).await,
         Command::Members => group::members(&place, out).await,
         Command::Share(share) => machine::share(&place, share, out).await,
+        Command::Pause(pause) => machine::pause(&place, pause, out).await,
+        Command::Rules(rules) => rules::rules(&place, rules, out).await,
+        Command::Wipe => machine::wipe(&place, out).await,
         Command::Reclaim(reclaim) => reclaim::reclaim(&place, reclaim, out).await,
         Command::Run(thing) => run::run(&place, thing, out).await,
         Command::Submit(thing) => run::submit(&place, thing, out).await,

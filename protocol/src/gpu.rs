@@ -74,6 +74,9 @@ pub struct GpuProcess {
     /// The id of the container it runs in, out of its cgroup.
     #[serde(default)]
     pub container: Option<String>,
+    /// The driver lists it among those who draw and not among those who compute.
+    #[serde(default)]
+    pub draws_only: bool,
 }
 
 /// Whether a GPU's figures may be relied on.

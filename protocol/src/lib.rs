@@ -16,6 +16,7 @@ pub mod local;
 pub mod offer;
 pub mod problem;
 pub mod receipt;
+pub mod rules;
 pub mod second_way;
 pub mod session;
 pub mod spec;

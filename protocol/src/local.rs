@@ -13,6 +13,7 @@ use crate::http::Role;
 use crate::ids::{AttemptRef, DeviceId, GpuUuid, JobId, MemberId};
 use crate::job::AttemptState;
 use crate::receipt::Receipt;
+use crate::rules::Verdict;
 use crate::spec::JobSpec;
 use crate::time::WallMs;
 use crate::units::{Bytes, Span};
@@ -91,6 +92,9 @@ pub struct ShareStatus {
     /// What guests may reach.
     #[serde(default)]
     pub egress: EgressRule,
+    /// What each of the owner's rules says now.
+    #[serde(default)]
+    pub rules: Vec<Verdict>,
     /// Attempts are taken now.
     pub open: bool,
     /// One sentence: why not, or what is lent.
@@ -124,6 +128,9 @@ pub struct GpuStatus {
     #[serde(flatten)]
     pub sample: GpuSample,
     pub wish: Wish,
+    /// Why one of the owner's rules keeps it from being lent, whatever the wish; absent: none does.
+    #[serde(default)]
+    pub kept: Option<String>,
     pub lent_to: Option<AttemptRef>,
 }
 
@@ -167,6 +174,35 @@ pub struct ShareRequest {
     pub grace: Option<Span>,
     #[serde(default)]
     pub salvage: Option<bool>,
+}
+
+/// `POST /v1/pause`: lend nothing for a while, then again what was lent before; the answer is
+/// `ShareStatus`. With neither `length` nor `until` the pause lasts until it is ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PauseRequest {
+    /// So long, whatever becomes of the clock on the wall meanwhile.
+    #[serde(default)]
+    pub length: Option<Span>,
+    /// Until the owner's own clock shows this.
+    #[serde(default)]
+    pub until: Option<WallMs>,
+    /// End it instead.
+    #[serde(default)]
+    pub resume: bool,
+}
+
+/// The answer to `POST /v1/wipe`: how much of what jobs left here is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Wiped {
+    /// Workspaces of reclaimed jobs that were still being saved for them.
+    pub salvages: u32,
+    /// Read-only inputs that were kept for the next attempt.
+    pub inputs: u32,
+    /// Images that were not here before a guest came.
+    pub images: u32,
+    /// What could not be removed now, a sentence each.
+    #[serde(default)]
+    pub troubles: Vec<String>,
 }
 
 /// `POST /v1/reclaim`; the answer is the receipt.

@@ -217,6 +217,11 @@ fn check_fields(value: &serde_json::Value, table: &str, known: &[(&str, &[&str])
     Ok(())
 }
 
+/// The known word that was probably meant, if any is near.
+pub fn nearest_word(word: &str, known: &[&str]) -> Option<String> {
+    nearest(word, &[("", known)])
+}
+
 /// The known field with the smallest edit distance, with its table, when it is near enough.
 fn nearest(key: &str, known: &[(&str, &[&str])]) -> Option<String> {
     known

@@ -9,6 +9,7 @@ pub mod identity;
 pub mod lock;
 pub mod membership;
 pub mod past_cache;
+pub mod power_supply;
 pub mod settings;
 
 pub use dirs::Dirs;

@@ -31,6 +31,7 @@ pub use helper::{Aside, HelperEnd, HelperImage, HelperSession};
 pub use image::{ImageConfig, LocalImage, PullProgress, Pulled};
 pub use labels::Kind;
 pub use plan::{DataMount, GuestPlan, PIDS, STANDIN_DIR};
+pub use reference::by_digest;
 pub use second_way::SecondWayPlan;
 pub use space::free_space;
 pub use uid::guest_uid;

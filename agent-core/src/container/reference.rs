@@ -50,6 +50,11 @@ impl Reference {
     }
 }
 
+/// `repository@digest`, as an engine finds exactly that one by; `None` for what is no name.
+pub fn by_digest(reference: &str, digest: &str) -> Option<String> {
+    Some(Reference::parse(reference).ok()?.by_digest(digest))
+}
+
 fn full(repository: &str) -> String {
     match repository.split_once('/') {
         Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => {

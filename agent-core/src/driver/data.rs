@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use gpunion_protocol::ids::SnapshotId;
 use gpunion_protocol::job::DataInput;
@@ -15,8 +16,9 @@ use super::operations::Operations;
 use super::prepare::member;
 use super::progress::Teller;
 use super::trouble::{of_engine, of_problem};
+use super::wipe::is_idle;
 use super::workspace::{Place, fill};
-use crate::config::files;
+use crate::config::{clock, files};
 use crate::container::HelperImage;
 use crate::provider::event::Trouble;
 
@@ -80,18 +82,42 @@ pub(super) async fn tidy(ops: &Operations) -> Result<(), Trouble> {
         volumes.iter().filter_map(|v| v.data).filter(|id| !ops.is_input_named(id)).collect();
     idle.sort_by_key(|id| std::fs::metadata(mark(ops, id)).and_then(|m| m.modified()).ok());
     for snapshot in idle.iter().take(idle.len().saturating_sub(KEPT)) {
-        let turn = ops.filling.of(*snapshot);
-        let _turn = turn.lock().await;
-        // An attempt that came meanwhile may want it.
-        if ops.is_input_named(snapshot) {
-            continue;
-        }
-        match engine.remove_data(snapshot).await {
-            // The volume goes first: one that is in use stays whole, and keeps its mark.
-            Ok(()) => drop(files::remove(&mark(ops, snapshot))),
-            Err(error) if error.is_away() => return Err(of_engine(error)),
-            Err(error) => tracing::info!(%snapshot, "an old input stays for now: {error}"),
-        }
+        remove(ops, snapshot).await?;
     }
     Ok(())
+}
+
+/// Removes what nobody names and nobody has used for so long; answers how many.
+pub(super) async fn remove_idle(ops: &Operations, idle: Duration) -> Result<u32, Trouble> {
+    let volumes = ops.fixed.engine.list_volumes().await.map_err(of_engine)?;
+    let now = clock::wall();
+    let mut removed = 0;
+    for snapshot in volumes.iter().filter_map(|volume| volume.data) {
+        if is_idle(&mark(ops, &snapshot), idle, now) {
+            removed += u32::from(remove(ops, &snapshot).await?);
+        }
+    }
+    Ok(removed)
+}
+
+/// True when it is gone.
+async fn remove(ops: &Operations, snapshot: &SnapshotId) -> Result<bool, Trouble> {
+    let turn = ops.filling.of(*snapshot);
+    let _turn = turn.lock().await;
+    // An attempt that came meanwhile may want it.
+    if ops.is_input_named(snapshot) {
+        return Ok(false);
+    }
+    match ops.fixed.engine.remove_data(snapshot).await {
+        Ok(()) => {
+            // The volume goes first: one that is in use stays whole, and keeps its mark.
+            let _ = files::remove(&mark(ops, snapshot));
+            Ok(true)
+        }
+        Err(error) if error.is_away() => Err(of_engine(error)),
+        Err(error) => {
+            tracing::info!(%snapshot, "an old input stays for now: {error}");
+            Ok(false)
+        }
+    }
 }

@@ -23,7 +23,9 @@ pub mod store;
 mod tests;
 mod trouble;
 mod turns;
+mod upload_pace;
 pub mod view;
+mod wipe;
 pub mod word;
 mod workspace;
 mod wrap;
@@ -33,10 +35,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpunion_protocol::ids::{AttemptRef, DeviceId, GpuUuid, SnapshotId};
-use gpunion_protocol::local::{ShareStatus, Snapshot, Wish};
+use gpunion_protocol::ids::{AttemptRef, DeviceId, GpuUuid};
+use gpunion_protocol::local::{ShareStatus, Snapshot, Wiped, Wish};
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::Receipt;
+use gpunion_protocol::rules::RulesStatus;
 use gpunion_protocol::session::{ToAgent, ToRelay};
 use gpunion_protocol::time::Millis;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -48,7 +51,7 @@ use crate::provider::Provider;
 use crate::provider::call::OwnerCall;
 use crate::provider::effect::{Effect, Word};
 use crate::provider::event::{CallId, Event};
-use crate::provider::record::{Change, Phase};
+use crate::provider::record::Change;
 use crate::provider::word::ReclaimWord;
 use crate::relay_link::session::{SessionEvent, SessionHandle};
 use committing::Committing;
@@ -79,6 +82,8 @@ pub struct Parts {
 #[derive(Debug)]
 enum Answer {
     Share(oneshot::Sender<Result<ShareStatus, Problem>>),
+    Rules(oneshot::Sender<Result<RulesStatus, Problem>>),
+    Wipe(oneshot::Sender<Result<Wiped, Problem>>),
     Reclaim(oneshot::Sender<Result<Receipt, Problem>>),
 }
 
@@ -98,6 +103,8 @@ pub struct Driver {
     device: Option<DeviceId>,
     store: Option<Store>,
     locks: Locks,
+    /// Since the start, about.
+    seconds: u32,
 }
 
 /// Hears the word that a reclaim without an agent left, and only then tells anybody anything: the
@@ -117,6 +124,7 @@ pub fn begin(parts: Parts, store: Store) -> Driver {
         published: None,
         heard: None,
         store: Some(store),
+        seconds: 0,
     };
     driver.look_for_word();
     driver.publish();
@@ -184,7 +192,10 @@ pub async fn run(mut driver: Driver, stop: Stop) {
                 driver.on(Event::Gpus(Box::new(view)));
             }
             Turn::Around => driver.around_changed(),
-            Turn::Second => driver.look_for_word(),
+            Turn::Second => {
+                driver.look_for_word();
+                driver.wipe_old_if_due();
+            }
             Turn::Timeout => driver.on(Event::Timeout),
         }
         if told && driver.has_stopped() {
@@ -238,6 +249,7 @@ impl Driver {
             }
         }
         self.parts.operations.lends(self.lends());
+        self.parts.operations.upload.set(self.parts.provider.rules().upload.map(|rate| rate.0));
         self.commit();
         self.answer_past_a_stuck_disk();
         self.publish();
@@ -278,13 +290,6 @@ impl Driver {
         lent.chain(shared).cloned().collect()
     }
 
-    /// Read-only inputs that an attempt here still may need.
-    fn inputs(&self) -> BTreeSet<SnapshotId> {
-        let attempts = self.parts.provider.attempts();
-        let kept = attempts.filter(|a| !matches!(a.record.phase, Phase::Over { cleaned: true, .. }));
-        kept.flat_map(|a| a.record.assignment.data.iter().map(|data| data.snapshot)).collect()
-    }
-
     fn call(&mut self, call: OwnerCall) {
         // Also before it is said what is refused.
         self.look_for_word();
@@ -294,6 +299,18 @@ impl Driver {
             OwnerCall::Share(request, answer) => {
                 self.answers.insert(id, Answer::Share(answer));
                 self.on(Event::Share { call: id, request });
+            }
+            OwnerCall::Pause(request, answer) => {
+                self.answers.insert(id, Answer::Share(answer));
+                self.on(Event::Pause { call: id, request });
+            }
+            OwnerCall::Rules(request, zones, answer) => {
+                self.answers.insert(id, Answer::Rules(answer));
+                self.on(Event::Rules { call: id, request, zones });
+            }
+            OwnerCall::Wipe(answer) => {
+                self.answers.insert(id, Answer::Wipe(answer));
+                self.on(Event::Wipe { call: id });
             }
             OwnerCall::Reclaim(request, answers) => {
                 if self.parts.provider.refuses_reclaim(request.gpu.as_ref()).is_none() {
@@ -347,7 +364,7 @@ impl Driver {
             Effect::ToRelay(message) => self.send(message),
             Effect::Do { attempt, op, what } => {
                 if let Some(record) = self.parts.provider.attempt(&attempt).map(|a| a.record.clone()) {
-                    self.parts.operations.name_inputs(self.inputs());
+                    self.name_what_is_needed();
                     self.parts.operations.start(record, op, what);
                 }
             }
@@ -378,6 +395,17 @@ impl Driver {
             Effect::ShareAnswer { call, answer } => {
                 if let Some(Answer::Share(to)) = self.answers.remove(&call) {
                     let _ = to.send(answer);
+                }
+            }
+            Effect::RulesAnswer { call, answer } => {
+                if let Some(Answer::Rules(to)) = self.answers.remove(&call) {
+                    let _ = to.send(answer);
+                }
+            }
+            Effect::Wipe { call, salvages } => {
+                if let Some(Answer::Wipe(to)) = self.answers.remove(&call) {
+                    self.name_what_is_needed();
+                    self.parts.operations.wipe(salvages, to);
                 }
             }
             Effect::ReclaimAnswer { call, answer } => {

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::engine::ASK_SILENT;
 use super::guest::Guest;
 use super::progress::Teller;
+use super::upload_pace::UploadPace;
 use super::workspace::{Parent, Snapshotting, folder};
 use super::{data, prepare, save, wrap};
 use crate::config::{Membership, clock};
@@ -61,6 +62,7 @@ pub struct Operations {
     pub(super) gpus: Arc<crate::gpu::Gpus>,
     pub(super) filling: Arc<data::Filling>,
     pub(super) lends: watch::Sender<bool>,
+    pub(super) upload: Arc<UploadPace>,
     state: Arc<Mutex<State>>,
 }
 
@@ -79,6 +81,8 @@ pub(super) struct State {
     images: BTreeMap<AttemptRef, LocalImage>,
     /// Read-only inputs that attempts on the books name.
     inputs: BTreeSet<SnapshotId>,
+    /// Names of images that they need.
+    pub(super) named_images: BTreeSet<String>,
     /// Bytes of each attempt's output that the relay keeps; outlives the guest.
     kept: BTreeMap<AttemptRef, Arc<AtomicU64>>,
     link_up: bool,
@@ -103,6 +107,7 @@ impl Operations {
             gpus,
             filling: Arc::default(),
             lends: watch::channel(false).0,
+            upload: Arc::default(),
             state: Arc::default(),
         }
     }

@@ -12,7 +12,7 @@ use super::guest::Guest;
 use super::operations::Operations;
 use super::trouble::{of_engine, of_problem};
 use super::workspace::{Parent, Place, fill, folder};
-use super::{guest, layers};
+use super::{guest, layers, wipe};
 use crate::config::Membership;
 use crate::consumer::keys::JobSecrets;
 use crate::container::cgroup::Cgroup;
@@ -52,6 +52,9 @@ pub(super) fn secrets(key: &JobKey, record: &AttemptRecord) -> Result<JobSecrets
 pub(super) async fn image(ops: &Operations, record: &AttemptRecord) -> Result<Outcome, Trouble> {
     let engine = &ops.fixed.engine;
     let mut teller = ops.teller(&record.assignment.attempt);
+    let name = wipe::name_of(&record.assignment.image);
+    let is_here = engine.image(&name).await.map_err(of_engine)?.is_some();
+    wipe::mark_image(ops, &name, is_here);
     match &record.assignment.image {
         Image::Registry { reference, digest } => {
             let mut tell =
@@ -60,7 +63,7 @@ pub(super) async fn image(ops: &Operations, record: &AttemptRecord) -> Result<Ou
             Ok(Outcome::Image { digest: Some(pulled.digest) })
         }
         Image::Layers { image_id, snapshot, .. } => {
-            if engine.image(image_id).await.map_err(of_engine)?.is_none() {
+            if !is_here {
                 let member = member(ops)?;
                 let key = job_key(&member, record)?;
                 let sealed = member.client.snapshot(snapshot).await.map_err(of_problem)?;

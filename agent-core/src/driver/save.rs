@@ -116,7 +116,7 @@ pub(super) async fn upload(
     let Some(manifest) = manifest.filter(|bytes| snapshot_id(bytes) == snapshot) else {
         return known_there(&member.client, snapshot).await;
     };
-    workspace::upload(snapshot, &manifest, &spool(ops, attempt), &member.client).await?;
+    workspace::upload(snapshot, &manifest, &spool(ops, attempt), &member.client, &ops.upload).await?;
     let cache = files::read_whole(&folder.join(CACHE)).ok().flatten().filter(|bytes| !bytes.is_empty());
     // Only now may the next one build on it: its packs are where a restore finds them.
     ops.keep_parent(attempt, Parent { manifest: Some(manifest), cache });

@@ -30,6 +30,7 @@ pub fn snapshot(provider: &Provider, around: &Around, now: Now) -> Snapshot {
     let gpus = view.gpus.values().map(|sample| GpuStatus {
         sample: sample.clone(),
         wish: provider.wish_of(&sample.uuid),
+        kept: provider.kept_because(&sample.uuid),
         lent_to: provider
             .attempts()
             .find(|a| a.uses_gpus() && a.record.assignment.gpus.contains(&sample.uuid))

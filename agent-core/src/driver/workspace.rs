@@ -17,6 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::spool::Spool;
 use super::trouble::{of_engine, of_problem};
+use super::upload_pace::UploadPace;
 use crate::container::{Aside, Engine, HelperImage, HelperSession};
 use crate::provider::event::{Taken, Trouble};
 use crate::relay_link::RelayClient;
@@ -303,6 +304,7 @@ pub(super) async fn upload(
     manifest: &[u8],
     spool: &Spool,
     client: &RelayClient,
+    pace: &UploadPace,
 ) -> Result<(), Trouble> {
     use futures_util::TryStreamExt as _;
     let table = manifest_table(manifest).map_err(|e| Trouble::Refused { reason: e.to_string() })?;
@@ -311,6 +313,7 @@ pub(super) async fn upload(
         .try_for_each_concurrent(crate::relay_link::transfer::PARALLEL, |id| async move {
             let spool = spool.clone();
             let bytes = tokio::task::spawn_blocking(move || spool.read(&id)).await.map_err(away)??;
+            pace.wait_for(bytes.len()).await;
             client.put_pack(&id, &Bytes::from(bytes)).await.map_err(of_problem)
         })
         .await?;

@@ -1,6 +1,6 @@
 //! One GPU, asked once: every figure on its own, none of them needed (F17 to F21).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use gpunion_protocol::gpu::{GpuProcess, GpuSample, GpuState};
@@ -116,6 +116,7 @@ impl Card<'_> {
         let graphics = asked.note(listed(|| self.device.running_graphics_processes()))?;
         // A GPU that lists who computes but not who draws still lists every guest.
         let Some(compute) = compute else { return Ok(None) };
+        let computing: BTreeSet<u32> = compute.iter().map(|process| process.pid).collect();
         let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
         for process in compute.into_iter().chain(graphics.into_iter().flatten()) {
             let memory = match process.used_gpu_memory {
@@ -125,13 +126,14 @@ impl Card<'_> {
             let held = by_pid.entry(process.pid).or_default();
             *held = (*held).max(memory);
         }
-        Ok(Some(by_pid.into_iter().map(|(pid, memory)| identified(pid, memory)).collect()))
+        let all = by_pid.into_iter().map(|(pid, memory)| identified(pid, memory, !computing.contains(&pid)));
+        Ok(Some(all.collect()))
     }
 }
 
-fn identified(pid: u32, memory: Option<u64>) -> GpuProcess {
+fn identified(pid: u32, memory: Option<u64>, draws_only: bool) -> GpuProcess {
     let (start_time, container) = attribution::process_identity(pid);
-    GpuProcess { pid, start_time, memory, container }
+    GpuProcess { pid, start_time, memory, container, draws_only }
 }
 
 /// "Not found" means nobody (F19); a list that grew while it was read is read once more.

@@ -150,7 +150,7 @@ impl GuestTraces {
     }
 
     /// A process without a start time can be anybody with that pid: it counts as the guest's.
-    fn owns(&self, process: &GpuProcess) -> bool {
+    pub(crate) fn owns(&self, process: &GpuProcess) -> bool {
         let seen = match ProcessId::of(process) {
             Some(id) => self.seen.contains(&id),
             None => self.seen.iter().any(|id| id.pid == process.pid),

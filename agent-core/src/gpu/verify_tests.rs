@@ -26,7 +26,8 @@ pub(in super::super) fn sample(used: u64, processes: Vec<GpuProcess>) -> GpuSamp
 }
 
 fn process(pid: u32, memory: Option<u64>, container: Option<&str>) -> GpuProcess {
-    GpuProcess { pid, start_time: Some(u64::from(pid) * 10), memory, container: container.map(str::to_owned) }
+    let container = container.map(str::to_owned);
+    GpuProcess { pid, start_time: Some(u64::from(pid) * 10), memory, container, draws_only: false }
 }
 
 fn verification(before: &GpuSample, seen: &[u32]) -> Verification {

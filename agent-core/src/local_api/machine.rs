@@ -8,9 +8,13 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
-use gpunion_protocol::local::{Finding, ReclaimRequest, ShareRequest, ShareStatus, Snapshot};
+use gpunion_protocol::local::{
+    Finding, PauseRequest, ReclaimRequest, ShareRequest, ShareStatus, Snapshot, Wiped,
+};
 use gpunion_protocol::problem::{Code, Problem};
 use gpunion_protocol::receipt::{HistoryEntry, Receipt};
+use gpunion_protocol::rules::{RulesRequest, RulesStatus};
+use jiff::tz::TimeZone;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::WatchStream;
@@ -19,6 +23,7 @@ use super::Api;
 use super::answer::{Answer, Body, Refusal, events as stream_of};
 use super::doctor::{self, Patient};
 use crate::provider::call::{OwnerCall, ReclaimAnswers};
+use crate::provider::event::Zones;
 
 /// Who waits for a receipt hears so often that the agent is there.
 const BEAT: std::time::Duration = std::time::Duration::from_millis(200);
@@ -34,6 +39,34 @@ pub(super) async fn events(State(api): State<Api>) -> impl IntoResponse {
 pub(super) async fn share(State(api): State<Api>, Body(request): Body<ShareRequest>) -> Answer<ShareStatus> {
     let (tell, answer) = oneshot::channel();
     ask(&api, OwnerCall::Share(request, tell)).await?;
+    Ok(Json(answer.await.map_err(|_| gone())??))
+}
+
+pub(super) async fn pause(State(api): State<Api>, Body(request): Body<PauseRequest>) -> Answer<ShareStatus> {
+    let (tell, answer) = oneshot::channel();
+    ask(&api, OwnerCall::Pause(request, tell)).await?;
+    Ok(Json(answer.await.map_err(|_| gone())??))
+}
+
+pub(super) async fn wipe(State(api): State<Api>) -> Answer<Wiped> {
+    let (tell, answer) = oneshot::channel();
+    ask(&api, OwnerCall::Wipe(tell)).await?;
+    Ok(Json(answer.await.map_err(|_| gone())??))
+}
+
+pub(super) async fn rules(State(api): State<Api>) -> Answer<RulesStatus> {
+    set_rules(State(api), Body(RulesRequest::default())).await
+}
+
+/// The machine decides without a look at any table: the zones are looked up here.
+pub(super) async fn set_rules(
+    State(api): State<Api>,
+    Body(request): Body<RulesRequest>,
+) -> Answer<RulesStatus> {
+    let named = request.set.get("zone").and_then(|name| TimeZone::get(name.trim()).ok());
+    let zones = Zones { named, here: TimeZone::try_system().ok() };
+    let (tell, answer) = oneshot::channel();
+    ask(&api, OwnerCall::Rules(request, zones, tell)).await?;
     Ok(Json(answer.await.map_err(|_| gone())??))
 }
 

@@ -67,9 +67,13 @@ pub async fn serve(listener: UnixListener, doors: Doors, shutdown: CancellationT
         .route("/v1/snapshot", get(machine::snapshot))
         .route("/v1/events", get(machine::events))
         .route("/v1/history", get(machine::history))
+        .route("/v1/rules", get(machine::rules))
         .route("/v1/reclaim", post(machine::reclaim));
     let owner = Router::new()
         .route("/v1/share", post(machine::share))
+        .route("/v1/pause", post(machine::pause))
+        .route("/v1/wipe", post(machine::wipe))
+        .route("/v1/rules", post(machine::set_rules))
         .route("/v1/doctor", get(machine::doctor))
         .route("/v1/join", post(group::join))
         .route("/v1/leave-group", post(group::leave))

@@ -28,9 +28,12 @@ impl Provider {
         out: &mut Vec<Effect>,
     ) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
-        // Said again, since the answer was lost.
+        // Said again, since nobody heard that it runs.
         if !std::mem::take(&mut attempt.record.assignment.wait) {
-            return self.tell_state(name, out);
+            if !attempt.state().is_before_running() {
+                self.tell_state(name, out);
+            }
+            return;
         }
         let newer = attempt.record.assignment.from != from;
         attempt.record.assignment.from = from;

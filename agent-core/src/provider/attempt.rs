@@ -216,6 +216,10 @@ impl Attempt {
         self.record.found_digest.then(|| ToRelay::ImageDigest { attempt, digest: digest.clone() })
     }
 
+    pub(super) fn state_to_tell(&self) -> ToRelay {
+        ToRelay::State { attempt: self.name().clone(), state: self.state(), note: self.note.clone() }
+    }
+
     pub(super) fn end_to_tell(&self) -> Option<ToRelay> {
         match &self.record.phase {
             Phase::Over { cause, result, told: false, .. } => {

@@ -33,8 +33,10 @@ impl Provider {
         if self.is_open() && !self.reclaims.is_empty() {
             return Err("attempts are taken while a reclaim is under way".to_owned());
         }
-        let sharing = |wish: &Wish| matches!(wish, Wish::Sharing { .. });
-        if self.is_open() && !sharing(&self.wish.machine) && !self.wish.gpus.values().any(sharing) {
+        if self.is_open() && self.ruled_out().is_some() {
+            return Err("attempts are taken against the owner's rules".to_owned());
+        }
+        if self.is_open() && !self.wishes_now().any(|wish| matches!(wish, Wish::Sharing { .. })) {
             return Err("attempts are taken against the owner's wish".to_owned());
         }
         Ok(())

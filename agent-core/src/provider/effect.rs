@@ -6,6 +6,7 @@ use gpunion_protocol::ids::{AttemptRef, SnapshotId};
 use gpunion_protocol::local::ShareStatus;
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::Receipt;
+use gpunion_protocol::rules::RulesStatus;
 use gpunion_protocol::session::ToRelay;
 
 use super::event::{CallId, OpId};
@@ -75,6 +76,17 @@ pub enum Effect {
     ShareAnswer {
         call: CallId,
         answer: Result<ShareStatus, Problem>,
+    },
+    RulesAnswer {
+        call: CallId,
+        answer: Result<RulesStatus, Problem>,
+    },
+    /// Remove inputs and images that came for guests and that no attempt on the books needs; then the
+    /// call is answered.
+    Wipe {
+        call: CallId,
+        /// Workspaces that were still being saved, and are given up.
+        salvages: u32,
     },
     ReclaimAnswer {
         call: CallId,
@@ -147,6 +159,8 @@ impl Effect {
             | Self::ForgetLog { .. }
             | Self::WordHeard { .. }
             | Self::ShareAnswer { .. }
+            | Self::RulesAnswer { .. }
+            | Self::Wipe { .. }
             | Self::ReclaimAnswer { .. } => false,
         }
     }

@@ -7,10 +7,12 @@ use gpunion_protocol::egress::Contacts;
 use gpunion_protocol::gpu::GpuView;
 use gpunion_protocol::guest::FromInit;
 use gpunion_protocol::ids::{AttemptRef, Epoch, GpuUuid, SnapshotId};
-use gpunion_protocol::local::ShareRequest;
+use gpunion_protocol::local::{PauseRequest, ShareRequest};
+use gpunion_protocol::rules::RulesRequest;
 use gpunion_protocol::session::{Terms, ToAgent};
 use gpunion_protocol::time::BootMs;
 use gpunion_protocol::units::Bytes;
+use jiff::tz::TimeZone;
 
 use super::word::ReclaimWord;
 use crate::gpu::verify::ProcessId;
@@ -28,6 +30,22 @@ pub enum Event {
     Share {
         call: CallId,
         request: ShareRequest,
+    },
+    Rules {
+        call: CallId,
+        request: RulesRequest,
+        zones: Zones,
+    },
+    /// Whether the machine runs on its battery; absent: it has none, or that can't be told.
+    Battery {
+        discharging: Option<bool>,
+    },
+    Pause {
+        call: CallId,
+        request: PauseRequest,
+    },
+    Wipe {
+        call: CallId,
     },
     Reclaim {
         call: CallId,
@@ -94,6 +112,15 @@ pub enum Event {
         reason: String,
     },
     Timeout,
+}
+
+/// What this machine's table of zones says, for rules that name one or leave it open.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Zones {
+    /// Of the name that the owner gave, if there is such a zone.
+    pub named: Option<TimeZone>,
+    /// The machine's own.
+    pub here: Option<TimeZone>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

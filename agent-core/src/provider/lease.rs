@@ -94,6 +94,9 @@ impl Provider {
             if attempt.end_to_tell().is_some() || !attempt.record.phase.is_over() {
                 out.extend(attempt.digest_to_tell().map(Effect::ToRelay));
             }
+            if attempt.waits_for_go() {
+                out.push(Effect::ToRelay(attempt.state_to_tell()));
+            }
             if let Some(whole) = attempt.unpublished() {
                 out.push(whole.publish(attempt.name(), now));
             }

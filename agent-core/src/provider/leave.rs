@@ -71,6 +71,11 @@ impl Leave {
         (self.until, self.at_stake) = (Some(until), Some(at_stake));
     }
 
+    /// What it left is not wanted any more.
+    pub(super) fn give_up_now(&mut self, now: BootMs) {
+        self.until = Some(now);
+    }
+
     pub(super) fn sends_now(&mut self, now: BootMs) {
         self.sending = Some(now);
     }
@@ -177,15 +182,19 @@ impl Provider {
             return false;
         }
         let grace = i64::try_from(self.grace_of(attempt).0).unwrap_or(i64::MAX);
+        let lasts = |end: Option<WallMs>| end.is_none_or(|at| at.0.saturating_sub(grace) > now.wall.0);
         let lends = |wish: &Wish| match wish {
-            Wish::Sharing { until } => until.is_none_or(|at| at.0.saturating_sub(grace) > now.wall.0),
+            Wish::Sharing { until } => lasts(*until),
             Wish::NotSharing | Wish::PausedUntil { .. } => false,
         };
+        if self.ruled_out().is_some() || !lasts(self.hours_end()) {
+            return false;
+        }
         let gpus = &attempt.record.assignment.gpus;
         if gpus.is_empty() {
-            return lends(&self.wish.machine) || self.wish.gpus.values().any(lends);
+            return self.wishes_now().any(|wish| lends(&wish));
         }
-        gpus.iter().all(|gpu| lends(&self.wish_of(gpu)))
+        gpus.iter().all(|gpu| lends(&self.wish_of(gpu)) && !self.is_kept(gpu))
     }
 
     pub(super) fn whoever_must_leaves(&mut self, now: Now, out: &mut Vec<Effect>) {

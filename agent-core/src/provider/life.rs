@@ -37,7 +37,9 @@ impl Provider {
         }
         // An owner who has just closed is no failure of the job: it costs it nothing.
         let refusal = match self.can_take(&assignment) {
-            _ if !self.is_open() => Some(EndCause::Left),
+            _ if !self.is_open() || assignment.gpus.iter().any(|gpu| self.is_kept(gpu)) => {
+                Some(EndCause::Left)
+            }
             Err(reason) => Some(EndCause::CouldNotStart { reason }),
             Ok(()) => None,
         };
@@ -109,11 +111,7 @@ impl Provider {
     pub(super) fn tell_state(&mut self, name: &AttemptRef, out: &mut Vec<Effect>) {
         let Some(attempt) = self.attempts.get(name).filter(|a| !a.record.orphaned) else { return };
         out.extend(attempt.digest_to_tell().map(Effect::ToRelay));
-        let message = attempt.end_to_tell().unwrap_or_else(|| ToRelay::State {
-            attempt: name.clone(),
-            state: attempt.state(),
-            note: attempt.note.clone(),
-        });
+        let message = attempt.end_to_tell().unwrap_or_else(|| attempt.state_to_tell());
         out.push(Effect::ToRelay(message));
         if attempt.is_told_to_leave() && attempt.record.phase == Phase::Running {
             out.push(Effect::ToRelay(ToRelay::Leaving { attempt: name.clone() }));

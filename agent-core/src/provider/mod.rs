@@ -21,14 +21,17 @@ mod ending;
 mod lease;
 mod leave;
 mod life;
+mod pause;
 mod reclaim;
 mod reconcile;
+mod rules;
 mod salvage;
 mod second_way;
 mod sharing;
 #[cfg(test)]
 mod tests;
 mod vestige;
+mod wipe;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +50,8 @@ use event::{Engine, Event, OpId};
 use lease::Link;
 use reclaim::Reclaim;
 pub use reclaim::wish_not_saved;
-use record::{Change, Key, Record, WishRecord};
+use record::{Change, Key, Record, RulesRecord, WishRecord};
+use rules::Watch;
 use vestige::Vestige;
 
 /// At most so many ended attempts are told by `gpunion history`.
@@ -56,6 +60,8 @@ const HISTORY_MAX: usize = 1_000;
 #[derive(Debug)]
 pub struct Provider {
     wish: WishRecord,
+    rules: RulesRecord,
+    watch: Watch,
     attempts: BTreeMap<AttemptRef, Attempt>,
     history: Vec<HistoryEntry>,
     link: Link,
@@ -74,6 +80,8 @@ pub struct Provider {
     /// Our containers were listed since the engine came back; only then is a container's absence
     /// worth anything.
     reconciled: bool,
+    /// The time at the event before this one.
+    seen: Now,
     /// When it is to be listed again.
     list_at: Option<BootMs>,
     /// Guests of an earlier run of the agent are still to be taken up.
@@ -96,6 +104,8 @@ impl Provider {
     pub fn load(records: Vec<Record>, caps: Caps, now: Now) -> Self {
         let mut provider = Self {
             wish: WishRecord::new(caps),
+            rules: RulesRecord::default(),
+            watch: Watch::default(),
             attempts: BTreeMap::new(),
             history: Vec::new(),
             link: Link::default(),
@@ -109,6 +119,7 @@ impl Provider {
             last_receipt: None,
             pace: salvage::Pace::default(),
             reconciled: false,
+            seen: now,
             list_at: None,
             to_adopt: true,
             stopping: false,
@@ -121,6 +132,7 @@ impl Provider {
         for record in records {
             match record {
                 Record::Wish(wish) => provider.wish = wish,
+                Record::Rules(rules) => provider.rules = *rules,
                 Record::Attempt(record) => {
                     let attempt = Attempt::loaded(*record, now);
                     provider.attempts.insert(attempt.name().clone(), attempt);
@@ -143,11 +155,19 @@ impl Provider {
     pub fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
         let mut out = Vec::new();
         // What the owner lent until now is not lent any more, whoever asks.
+        self.follow_the_clock(now);
         self.expire_wishes(now);
+        self.look_at_hours(now);
         self.age_gpus(now);
         self.adopt(&mut out);
         match event {
             Event::Share { call, request } => self.share(call, request, now, &mut out),
+            Event::Pause { call, request } => self.pause(call, request, now, &mut out),
+            Event::Rules { call, request, zones } => {
+                self.rules_asked(call, &request, zones, now, &mut out);
+            }
+            Event::Battery { discharging } => self.battery_says(discharging),
+            Event::Wipe { call } => self.wipe(call, now, &mut out),
             Event::Reclaim { call, gpu } => self.reclaim(call, gpu, now, &mut out),
             Event::Stopping => self.stop(now, &mut out),
             Event::ReclaimedByHand { word } => self.reclaimed_by_hand(word, now, &mut out),
@@ -220,6 +240,8 @@ impl Provider {
             | Effect::WatchGpus { .. }
             | Effect::WordHeard { .. }
             | Effect::ShareAnswer { .. }
+            | Effect::RulesAnswer { .. }
+            | Effect::Wipe { .. }
             | Effect::ReclaimAnswer { .. } => true,
         }
     }
@@ -255,8 +277,9 @@ impl Provider {
         &self.engine
     }
 
+    /// What the owner wants of it now.
     pub fn wish_of(&self, gpu: &GpuUuid) -> Wish {
-        self.wish.gpus.get(gpu).copied().unwrap_or(self.wish.machine)
+        self.under_pause(self.wish.gpus.get(gpu).copied().unwrap_or(self.wish.machine))
     }
 
     pub fn wishes(&self) -> &WishRecord {
@@ -274,6 +297,7 @@ impl Provider {
 
     fn record(&self, key: &Key) -> Option<Record> {
         match key.0 {
+            "rules" => Some(Record::Rules(Box::new(self.rules.clone()))),
             "wish" => Some(Record::Wish(self.wish.clone())),
             "attempt" => self
                 .attempts

@@ -170,6 +170,7 @@ impl Provider {
         for name in learnt {
             self.save_attempt(&name);
         }
+        self.watch_gpus(now, out);
         self.reclaim_sees_gpus(now, out);
     }
 

@@ -14,11 +14,13 @@ use gpunion_protocol::time::{Millis, WallMs};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::verify::{BeforeGuest, GuestTraces, ProcessId};
+use crate::rules::Rules;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "record")]
 pub enum Record {
     Wish(WishRecord),
+    Rules(Box<RulesRecord>),
     Attempt(Box<AttemptRecord>),
     History(Box<HistoryEntry>),
 }
@@ -37,6 +39,7 @@ impl Record {
     pub fn key(&self) -> Key {
         match self {
             Self::Wish(_) => Key("wish", String::new()),
+            Self::Rules(_) => RulesRecord::key(),
             Self::Attempt(a) => Key("attempt", attempt_key(&a.assignment.attempt)),
             Self::History(h) => Key("history", format!("{:020}-{}", h.until.0, attempt_key(&h.attempt))),
         }
@@ -67,6 +70,37 @@ pub struct WishRecord {
     /// What a reclaimed job left may be saved for it afterwards.
     #[serde(default = "WishRecord::salvage")]
     pub salvage: bool,
+    /// Lies over the wishes: what they lend is lent again when it is over.
+    #[serde(default)]
+    pub paused: Option<Pause>,
+}
+
+/// The owner's rules, and what one of them must know after a restart.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RulesRecord {
+    #[serde(default)]
+    pub rules: Rules,
+    /// Bytes that were drawn on each GPU when lending began.
+    #[serde(default)]
+    pub drawn: BTreeMap<GpuUuid, u64>,
+}
+
+impl RulesRecord {
+    pub(super) fn key() -> Key {
+        Key("rules", String::new())
+    }
+}
+
+/// The owner lends nothing for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pause {
+    /// Absent: until the owner ends it.
+    #[serde(default)]
+    pub until: Option<WallMs>,
+    /// It was given as a length of time: a clock that is set meanwhile makes it neither longer nor
+    /// shorter.
+    #[serde(default)]
+    pub measured: bool,
 }
 
 impl WishRecord {
@@ -78,6 +112,7 @@ impl WishRecord {
             caps,
             grace: Self::grace(),
             salvage: Self::salvage(),
+            paused: None,
         }
     }
 

@@ -72,8 +72,11 @@ impl Provider {
             None => {
                 self.wish.machine = wish;
                 self.wish.gpus.clear();
+                // Whoever lends the machine wants no pause any more.
+                self.wish.paused = None;
             }
         }
+        self.forget_an_idle_pause();
     }
 
     /// After a reclaim: these GPUs are the owner's alone until the owner says otherwise.
@@ -87,16 +90,17 @@ impl Provider {
                 self.wish.gpus.clear();
             }
         }
+        self.forget_an_idle_pause();
         self.save_wish();
     }
 
-    /// Sharing until a time of day ends by itself.
+    /// Sharing until a time of day ends by itself, and so does a pause.
     pub(super) fn expire_wishes(&mut self, now: Now) {
         let over = |wish: &Wish| match wish {
             Wish::Sharing { until: Some(until) } => *until <= now.wall,
             Wish::Sharing { until: None } | Wish::NotSharing | Wish::PausedUntil { .. } => false,
         };
-        let mut changed = false;
+        let mut changed = self.wish.paused.take_if(|pause| pause.is_over(now)).is_some();
         for wish in std::iter::once(&mut self.wish.machine).chain(self.wish.gpus.values_mut()) {
             if over(wish) {
                 *wish = Wish::NotSharing;
@@ -104,6 +108,7 @@ impl Provider {
             }
         }
         if changed {
+            self.forget_an_idle_pause();
             self.save_wish();
         }
     }
@@ -118,13 +123,17 @@ impl Provider {
     }
 
     fn closed_because(&self) -> Option<String> {
-        let anything = matches!(self.wish.machine, Wish::Sharing { .. })
-            || self.wish.gpus.values().any(|wish| matches!(wish, Wish::Sharing { .. }));
-        if !anything {
+        if self.wish.paused.is_some() {
+            return Some("Its owner has paused lending for a while".to_owned());
+        }
+        if !self.wishes_now().any(|wish| matches!(wish, Wish::Sharing { .. })) {
             return Some("Nothing is lent: sharing is off".to_owned());
         }
         if self.stopping {
             return Some("The agent is stopping".to_owned());
+        }
+        if let Some(reason) = self.ruled_out() {
+            return Some(reason);
         }
         if !self.reclaims.is_empty() {
             return Some("A reclaim is under way".to_owned());
@@ -140,7 +149,7 @@ impl Provider {
 
     pub fn share_status(&self) -> ShareStatus {
         let why = self.closed_because().unwrap_or_else(|| {
-            let lent = self.gpus.gpus.keys().filter(|gpu| self.is_shared(gpu)).count();
+            let lent = self.gpus.gpus.keys().filter(|gpu| self.is_shared(gpu) && !self.is_kept(gpu)).count();
             let guests = self.attempts.values().filter(|a| !a.record.phase.is_over()).count();
             match &self.gpus.source {
                 GpuSource::None { sentence } => format!("Lending CPU only to {guests} jobs. {sentence}"),
@@ -160,13 +169,14 @@ impl Provider {
             Some(_) | None => why,
         };
         ShareStatus {
-            wish: self.wish.machine,
-            gpus: self.wish.gpus.iter().map(|(gpu, wish)| (gpu.0.clone(), *wish)).collect(),
+            wish: self.under_pause(self.wish.machine),
+            gpus: self.wish.gpus.iter().map(|(gpu, wish)| (gpu.0.clone(), self.under_pause(*wish))).collect(),
             caps: self.wish.caps,
             grace: Span(self.wish.grace),
             salvage: self.wish.salvage,
             leaving,
             egress: self.egress.clone(),
+            rules: self.verdicts(),
             open: self.is_open(),
             why,
         }
@@ -194,7 +204,8 @@ impl Provider {
             memory: Bytes(sample.memory_total.unwrap_or(0)),
             free_for_guests: sample.state == GpuState::Ok
                 && sample.memory_total.is_some()
-                && self.is_shared(&sample.uuid),
+                && self.is_shared(&sample.uuid)
+                && !self.is_kept(&sample.uuid),
             standin: sample.standin,
         });
         Offer {
@@ -211,25 +222,28 @@ impl Provider {
         }
     }
 
-    /// The soonest end of a sharing wish, wall milliseconds.
+    /// The soonest end of a sharing wish, or of the owner's hours, wall milliseconds.
     fn ends_at_wall(&self) -> Option<i64> {
-        let ends =
-            std::iter::once(&self.wish.machine).chain(self.wish.gpus.values()).filter_map(
-                |wish| match wish {
-                    Wish::Sharing { until } => until.map(|at| at.0),
-                    Wish::NotSharing | Wish::PausedUntil { .. } => None,
-                },
-            );
-        ends.min()
+        let ends = self.wishes_now().filter_map(|wish| match wish {
+            Wish::Sharing { until } => until.map(|at| at.0),
+            Wish::NotSharing | Wish::PausedUntil { .. } => None,
+        });
+        ends.chain(self.hours_end().map(|at| at.0)).min()
     }
 
-    /// Wall time may jump, so it is looked at each half minute while a wish has an end, and when the
-    /// end comes or the first guest must be told of it.
+    /// Wall time may jump, so it is looked at each half minute while something hangs on it, and when
+    /// that comes or the first guest must be told of an end.
     pub(super) fn sharing_ends(&self) -> Option<BootMs> {
-        let end = self.ends_at_wall()?;
+        let end = self.ends_at_wall();
+        let changes: Vec<i64> =
+            end.into_iter().chain(self.pause_ends()).chain(self.hours_change().map(|at| at.0)).collect();
+        if changes.is_empty() {
+            return None;
+        }
         let seen = self.link.looked_wall.0;
         let tells = self.attempts.values().map(|attempt| self.grace_of(attempt));
-        let times = tells.chain([Millis(0)]).map(|grace| end.saturating_sub(grace.0 as i64));
+        let tells = tells.filter_map(|grace| Some(end?.saturating_sub(grace.0 as i64)));
+        let times = tells.chain(changes);
         let next = times.filter(|at| *at > seen).map(|at| Millis(at.saturating_sub(seen) as u64)).min();
         let wait = Millis::from_secs(30);
         Some(self.link.looked + next.map_or(wait, |next| next.min(wait)))

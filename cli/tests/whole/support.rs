@@ -16,8 +16,11 @@ use gpunion_agent_core::local_api::{self, Doors};
 use gpunion_agent_core::provider::call::OwnerCall;
 use gpunion_agent_core::relay_link::pairing::Pairing;
 use gpunion_agent_core::relay_link::{SessionHandle, session};
-use gpunion_protocol::local::{AgentStatus, Caps, EngineStatus, JoinRequest, ShareStatus, Snapshot, Wish};
+use gpunion_protocol::local::{
+    AgentStatus, Caps, EngineStatus, JoinRequest, ShareStatus, Snapshot, Wiped, Wish,
+};
 use gpunion_protocol::receipt::{How, Receipt};
+use gpunion_protocol::rules::RulesStatus;
 use gpunion_protocol::session::Terms;
 use gpunion_protocol::time::{Millis, WallMs};
 use gpunion_protocol::units::Bytes;
@@ -140,6 +143,12 @@ async fn answer(mut calls: mpsc::Receiver<OwnerCall>) {
     while let Some(call) = calls.recv().await {
         match call {
             OwnerCall::Share(_, tell) => drop(tell.send(Ok(share()))),
+            OwnerCall::Pause(_, tell) => drop(tell.send(Ok(share()))),
+            OwnerCall::Rules(_, _, tell) => {
+                let nothing = RulesStatus { rules: Vec::new(), verdicts: Vec::new() };
+                drop(tell.send(Ok(nothing)));
+            }
+            OwnerCall::Wipe(tell) => drop(tell.send(Ok(Wiped::default()))),
             OwnerCall::Reclaim(_, answers) => {
                 let _ = answers.taken.send(());
                 let _ = answers.receipt.send(Ok(receipt()));
@@ -175,6 +184,7 @@ fn share() -> ShareStatus {
         grace: Default::default(),
         salvage: true,
         leaving: 0,
+        rules: Vec::new(),
     }
 }
 

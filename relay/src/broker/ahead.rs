@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use gpunion_protocol::ids::{AttemptRef, DeviceId, JobId};
 use gpunion_protocol::job::EndCause;
+use gpunion_protocol::session::ToAgent;
 use gpunion_protocol::time::{Now, WallMs};
 
 use super::Broker;
@@ -50,6 +51,15 @@ impl Broker {
     /// It may begin, and has not said yet that it has.
     pub(super) fn waits_for_go(&self, named: &AttemptRef) -> bool {
         self.attempt(&named.job, named.token.attempt).is_some_and(|a| a.prepared && !a.ahead && !a.ran)
+    }
+
+    /// It is said to run, and says itself that it waits: whatever was heard before, it may begin.
+    pub(super) fn goes_again(&mut self, named: &AttemptRef) {
+        let known = self.attempt(&named.job, named.token.attempt);
+        if let Some(attempt) = known.filter(|attempt| attempt.prepared && attempt.ran) {
+            let (device, from) = (attempt.device.clone(), attempt.from);
+            self.send(&device, ToAgent::Go { attempt: named.clone(), from });
+        }
     }
 
     /// A place for each job that leaves, the one with most to lose first.

@@ -38,6 +38,9 @@ impl Broker {
         if ahead && rank(&state) >= RUNNING {
             return;
         }
+        if rank(&state) < RUNNING {
+            self.goes_again(&named);
+        }
         self.quits(&named, &state, now);
         let Some(attempt) = self.attempt_mut(&named) else { return };
         let mut runs = false;

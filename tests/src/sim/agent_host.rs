@@ -17,6 +17,7 @@ use gpunion_protocol::local::Caps;
 use gpunion_protocol::session::{Assignment, ToAgent, ToRelay};
 use gpunion_protocol::units::Bytes;
 use gpunion_relay::broker::{Digest, SessionId};
+use jiff::tz::TimeZone;
 
 use super::chance::Chance;
 use super::commit::Committing;
@@ -56,6 +57,8 @@ pub(super) struct Host {
     pub(super) run: u64,
     pub(super) boots: u64,
     pub(super) powered: bool,
+    /// It runs on its battery.
+    pub(super) discharging: bool,
     pub(super) net: bool,
     pub(super) session: Option<SessionId>,
     pub(super) ops: BTreeMap<AttemptRef, OpId>,
@@ -168,6 +171,7 @@ impl Host {
             run: 0,
             boots: 0,
             powered: true,
+            discharging: false,
             net: true,
             session: None,
             ops: BTreeMap::new(),
@@ -243,12 +247,20 @@ impl World {
         seat.dies_in = None;
         let agent = Provider::load(records, caps(), seat.machine.clock.now(self.at));
         let agent = agent.with_egress(seat.egress.clone());
+        let zone = agent.rules().zone.is_some().then_some(TimeZone::UTC);
+        let agent = agent.with_zone(zone);
+        self.reference.agent_started(host, seat.machine.clock.now(self.at));
         self.pairs.agent_started(&agent);
         seat.agent = Some(agent);
         let run = seat.run;
         self.trace.say(self.at, || format!("agent {host} starts (run {run})"));
         // Before anything is said to anybody.
         self.look_for_word(host);
+        if !self.hosts[host].is_current(run) {
+            return;
+        }
+        let discharging = self.hosts[host].discharging;
+        self.agent(host, Event::Battery { discharging: Some(discharging) });
         if !self.hosts[host].is_current(run) {
             return;
         }
@@ -399,6 +411,10 @@ impl World {
                 lies_there.take_if(|there| *there == word);
             }
             Effect::ShareAnswer { .. } => {}
+            Effect::RulesAnswer { answer: Ok(_), .. } | Effect::Wipe { .. } => {}
+            Effect::RulesAnswer { answer: Err(problem), .. } => {
+                self.fail(format!("a rule is refused on {host}: {problem}"));
+            }
             Effect::ReclaimAnswer { call, answer: Ok(receipt) } => self.receipt_given(host, call, &receipt),
             Effect::ReclaimAnswer { call, answer: Err(problem) } => {
                 self.reclaim_refused(host, call, &problem)

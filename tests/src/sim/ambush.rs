@@ -141,6 +141,22 @@ impl World {
                 self.owner_acts(host, Owner::Share { on: false, gpu: None, for_ms: None });
                 self.lends_again(host);
             }
+            "pause" => {
+                self.owner_acts(host, Owner::Pause { for_ms: None, until_ms: None });
+                let again = self.chance.mostly_short(500, 20_000);
+                self.after(again, Due::Owner { host, what: Owner::Resume });
+            }
+            "rules" => {
+                let word = ["leave", "stop"][self.chance.index(2)].to_owned();
+                self.owner_acts(host, Owner::Sets(vec![("own_work", word)]));
+            }
+            "battery" => {
+                self.owner_acts(host, Owner::Battery(true));
+                let again = self.chance.mostly_short(500, 20_000);
+                self.after(again, Due::Owner { host, what: Owner::Battery(false) });
+            }
+            "wipe" => self.owner_acts(host, Owner::Wipes),
+            "resume" => self.owner_acts(host, Owner::Resume),
             "reclaim" => {
                 self.owner_acts(host, Owner::Reclaim { gpu: None });
                 self.lends_again(host);

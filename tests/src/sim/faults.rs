@@ -172,6 +172,8 @@ impl World {
         let foreign = &mut self.hosts[host].machine.gpus[gpu].foreign;
         if foreign.pop().is_none() {
             foreign.push((pid, start, 2 * GIB));
+            let ends = self.chance.mostly_short(2_000, 120_000);
+            self.after(ends, Due::Owner { host, what: Owner::WorkEnds { gpu } });
         }
     }
 
@@ -245,9 +247,32 @@ impl World {
         self.after(again, Due::Owner { host, what: lends_again });
     }
 
+    pub(super) fn owner_pauses(&mut self, host: usize) {
+        let length = self.chance.between(5_000, 300_000);
+        let (for_ms, until_ms) = match self.chance.between(0, 2) {
+            0 => (Some(length), None),
+            1 => (None, Some(length)),
+            _ => (None, None),
+        };
+        self.after(1, Due::Owner { host, what: Owner::Pause { for_ms, until_ms } });
+        if until_ms.or(for_ms).is_none() || self.chance.one_in(3) {
+            let again = self.chance.mostly_short(500, 60_000);
+            self.after(again, Due::Owner { host, what: Owner::Resume });
+        }
+    }
+
     fn owner_says(&mut self, host: usize) {
         if self.chance.one_in(6) {
             return self.after(1, Due::Owner { host, what: Owner::StopAgent });
+        }
+        if self.chance.one_in(3) {
+            return self.owner_pauses(host);
+        }
+        if self.chance.one_in(3) {
+            return self.some_rule(host);
+        }
+        if self.chance.one_in(6) {
+            return self.after(1, Due::Owner { host, what: Owner::Wipes });
         }
         let gpu = self.some_gpu(host);
         let on = self.chance.coin();
@@ -281,6 +306,7 @@ impl World {
                 gpu.answers = true;
                 gpu.gone = false;
             }
+            self.rules_of_calm(host);
             self.after(1, Due::AgentStarts { host });
             self.after(2, Due::EngineBack { host });
             self.after(3, Due::DiskHasRoom { host });

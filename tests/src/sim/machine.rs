@@ -285,5 +285,5 @@ impl Gpu {
 }
 
 fn process(pid: u32, start: u64, bytes: u64, container: Option<String>) -> GpuProcess {
-    GpuProcess { pid, start_time: Some(start), memory: Some(bytes), container }
+    GpuProcess { pid, start_time: Some(start), memory: Some(bytes), container, draws_only: false }
 }

@@ -20,6 +20,7 @@ mod guest;
 mod jobs;
 mod machine;
 mod net;
+mod owner_rules;
 mod pairs;
 mod people;
 mod program;

@@ -8,10 +8,11 @@ use gpunion_protocol::egress::EgressRule;
 use gpunion_protocol::http::Role;
 use gpunion_protocol::ids::{AttemptRef, DeviceId, GpuUuid, InviteId, MemberId};
 use gpunion_protocol::job::Blob;
-use gpunion_protocol::local::ShareRequest;
+use gpunion_protocol::local::{PauseRequest, ShareRequest};
 use gpunion_protocol::problem::Problem;
 use gpunion_protocol::receipt::Receipt;
-use gpunion_protocol::time::WallMs;
+use gpunion_protocol::time::{Millis, WallMs};
+use gpunion_protocol::units::Span;
 use gpunion_relay::broker::{By, Digest, Event as ToBroker, Reply};
 
 use super::agent_host::{Click, Host};
@@ -39,6 +40,21 @@ pub(super) enum Owner {
     },
     /// The agent is told to stop, and is started again some time later.
     StopAgent,
+    /// For a length of time, until a time of day, or until resumed.
+    Pause {
+        for_ms: Option<u64>,
+        until_ms: Option<u64>,
+    },
+    Resume,
+    Wipes,
+    Sets(Vec<(&'static str, String)>),
+    Battery(bool),
+    /// The hours are over: who is here leaves.
+    HoursEnd,
+    /// What the owner ran on this GPU by hand has ended.
+    WorkEnds {
+        gpu: usize,
+    },
 }
 
 impl World {
@@ -86,6 +102,7 @@ impl World {
             self.reference.new_host(gpus);
             self.agent_starts(host);
             let shares = self.chance.between(500, 3_000);
+            self.rules_of_calm(host);
             self.after(shares, Due::Owner { host, what: Owner::Share { on: true, gpu: None, for_ms: None } });
         }
         self.after(1_500, Due::Submit);
@@ -121,17 +138,45 @@ impl World {
             }
             Owner::Reclaim { gpu } => self.owner_reclaims(host, gpu),
             Owner::StopAgent => self.agent_stops(host),
+            Owner::Pause { for_ms, until_ms } => {
+                let now = self.hosts[host].machine.clock.now(self.at);
+                let length = for_ms.map(|ms| Span(Millis(ms)));
+                let until = until_ms.map(|ms| WallMs(now.wall.0 + ms as i64));
+                let call = self.hosts[host].call();
+                let request = PauseRequest { length, until, resume: false };
+                self.agent(host, Event::Pause { call, request });
+                self.leaves_from_now(host);
+            }
+            Owner::Resume => {
+                let call = self.hosts[host].call();
+                let request = PauseRequest { resume: true, ..PauseRequest::default() };
+                self.agent(host, Event::Pause { call, request });
+            }
+            Owner::Wipes => {
+                let call = self.hosts[host].call();
+                self.agent(host, Event::Wipe { call });
+            }
+            Owner::Sets(words) => self.owner_sets(host, words),
+            Owner::Battery(discharging) => self.battery_is(host, discharging),
+            Owner::HoursEnd => {
+                if self.answers(host) {
+                    self.agent(host, Event::Timeout);
+                    self.leaves_from_now(host);
+                }
+            }
+            Owner::WorkEnds { gpu } => self.hosts[host].machine.gpus[gpu].foreign.clear(),
         }
     }
 
     /// Whoever uses what is not lent any more must be gone when the longest grace is over, whatever
     /// its program does.
-    fn leaves_from_now(&mut self, host: usize) {
+    pub(super) fn leaves_from_now(&mut self, host: usize) {
         let seat = &self.hosts[host];
         if !self.answers(host) {
             return;
         }
-        let lent = |gpus: &[GpuUuid]| gpus.iter().all(|gpu| self.reference.lends(host, gpu));
+        let now = seat.machine.clock.now(self.at);
+        let lent = |gpus: &[GpuUuid]| gpus.iter().all(|gpu| self.reference.lends(host, gpu, now));
         let living = seat.machine.living().filter(|(_, c, guest)| guest.begun && !lent(&c.gpus));
         let attempts: Vec<AttemptRef> = living.map(|(attempt, ..)| attempt.clone()).collect();
         let (run, slept) = (seat.run, seat.slept);

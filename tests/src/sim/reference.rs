@@ -15,6 +15,7 @@ use gpunion_relay::broker::record::{Attempt, Course, JobEnd};
 
 use super::aside::Asides;
 use super::further::{may_be_held, may_be_placed};
+use super::owner_rules;
 use super::program::{Content, Fate, Program, STUMBLED};
 
 /// Lease and margin by which the relay waits for one that vanished, less the clocks' drift.
@@ -41,6 +42,10 @@ struct Seat {
     kept: Owner,
     /// Numbers the reclaims, also those that were forgotten in a crash.
     reclaims: u64,
+    /// What it was told that it forgets with its end.
+    told: owner_rules::Seen,
+    /// The agent's clocks when it heard something last.
+    seen: Now,
 }
 
 /// What an owner said last, per GPU; and how often each was taken back.
@@ -48,6 +53,8 @@ struct Seat {
 struct Owner {
     machine: Said,
     gpus: BTreeMap<GpuUuid, Said>,
+    paused: Option<Paused>,
+    rules: owner_rules::Said,
     generations: BTreeMap<GpuUuid, u64>,
     all: u64,
     accepted: BTreeMap<AttemptRef, Accepted>,
@@ -66,6 +73,14 @@ struct Accepted {
 struct Said {
     lends: bool,
     until: Option<WallMs>,
+}
+
+/// Nothing is lent meanwhile, and afterwards what was lent before.
+#[derive(Debug, Clone, Copy)]
+struct Paused {
+    until: Option<WallMs>,
+    /// Said as a length: a clock that is set while the agent lives does not change it.
+    length: bool,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -92,7 +107,14 @@ impl Reference {
     pub(super) fn new_host(&mut self, gpus: Vec<GpuUuid>) {
         let generations = gpus.into_iter().map(|gpu| (gpu, 1)).collect();
         let kept = Owner { generations, all: 1, ..Owner::default() };
-        self.owners.push(Seat { heard: kept.clone(), under_way: None, kept, reclaims: 1 });
+        self.owners.push(Seat {
+            heard: kept.clone(),
+            under_way: None,
+            kept,
+            reclaims: 1,
+            told: owner_rules::Seen::default(),
+            seen: Now::default(),
+        });
     }
 
     /// All that an agent has heard so far is in the commit that begins now.
@@ -116,6 +138,11 @@ impl Reference {
         seat.heard = seat.kept.clone();
     }
 
+    pub(super) fn agent_started(&mut self, host: usize, now: Now) {
+        let seat = &mut self.owners[host];
+        (seat.seen, seat.told) = (now, owner_rules::Seen::default());
+    }
+
     /// A step of an agent: its wish is its owner's, and it takes nothing against that.
     pub(super) fn agent_heard(
         &mut self,
@@ -124,7 +151,9 @@ impl Reference {
         agent: &Provider,
         now: Now,
     ) -> Result<(), String> {
-        let Seat { heard: owner, reclaims, .. } = &mut self.owners[host];
+        let Seat { heard: owner, reclaims, seen, told, .. } = &mut self.owners[host];
+        owner.clock_moves(std::mem::replace(seen, now), now);
+        owner.expire(now);
         match event {
             Event::Share { request, .. } => {
                 if let Some(lends) = request.on {
@@ -132,6 +161,14 @@ impl Reference {
                     owner.say(request.gpu.as_ref(), said);
                 }
             }
+            Event::Pause { request, .. } => {
+                let end = request.length.map(|length| WallMs(now.wall.0 + length.0.0 as i64));
+                let paused = Paused { until: end.or(request.until), length: end.is_some() };
+                owner.paused = (!request.resume).then_some(paused);
+            }
+            Event::Rules { request, .. } => owner.rules.hear(request),
+            Event::Battery { discharging } => told.battery(*discharging),
+            Event::Gpus(view) => told.gpus(view, now),
             Event::Reclaim { gpu, .. } => {
                 owner.say(gpu.as_ref(), Said::default());
                 *reclaims += 1;
@@ -142,13 +179,13 @@ impl Reference {
                 Wanted::These(gpus) => gpus.iter().for_each(|gpu| owner.say(Some(gpu), Said::default())),
             },
             Event::Stopping
+            | Event::Wipe { .. }
             | Event::LinkUp { .. }
             | Event::LinkDown { .. }
             | Event::Relay(_)
             | Event::GroupLeft
             | Event::Engine(_)
             | Event::Found(_)
-            | Event::Gpus(_)
             | Event::Done { .. }
             | Event::Init { .. }
             | Event::GuestGone { .. }
@@ -181,15 +218,20 @@ impl Reference {
             if gpus.is_empty() && !owner.lends_anything() {
                 return Err(format!("{name} is taken and nothing is lent"));
             }
+            let rules = gpus.iter().map(Some).chain([None]);
+            if let Some(why) = rules.filter_map(|gpu| owner.rules.forbids(gpu, told, now)).next() {
+                return Err(format!("{name} is taken {why}"));
+            }
             let generations = gpus.iter().map(|gpu| (gpu.clone(), owner.generation(gpu))).collect();
             owner.accepted.insert(name.clone(), Accepted { gpus: generations, all: owner.all });
         }
         Ok(())
     }
 
-    /// The owner's last word about this GPU is to lend it.
-    pub(super) fn lends(&self, host: usize, gpu: &GpuUuid) -> bool {
-        self.owners[host].heard.said(gpu).lends
+    /// The owner's last word about this GPU is to lend it, and no rule of the machine is against it.
+    pub(super) fn lends(&self, host: usize, gpu: &GpuUuid, now: Now) -> bool {
+        let Seat { heard, told, .. } = &self.owners[host];
+        heard.said(gpu).lends && heard.rules.forbids(None, told, now).is_none()
     }
 
     /// The number that the next reclaim of this agent will have.
@@ -544,24 +586,51 @@ impl Owner {
             None => {
                 self.machine = said;
                 self.gpus.clear();
+                self.paused = None;
             }
         }
+        self.nothing_to_pause();
     }
 
     fn said(&self, gpu: &GpuUuid) -> Said {
-        self.gpus.get(gpu).copied().unwrap_or(self.machine)
+        match self.paused {
+            Some(_) => Said::default(),
+            None => self.gpus.get(gpu).copied().unwrap_or(self.machine),
+        }
     }
 
     fn lends_anything(&self) -> bool {
+        self.paused.is_none() && self.would_lend()
+    }
+
+    fn would_lend(&self) -> bool {
         self.machine.lends || self.gpus.values().any(|said| said.lends)
     }
 
+    /// A pause is of what is lent, and ends with it.
+    fn nothing_to_pause(&mut self) {
+        if !self.would_lend() {
+            self.paused = None;
+        }
+    }
+
+    fn clock_moves(&mut self, seen: Now, now: Now) {
+        let set = (now.wall.0 - seen.wall.0) - (now.boot.0 - seen.boot.0) as i64;
+        if let Some(Paused { until: Some(until), length: true }) = &mut self.paused
+            && set.abs() >= 1_000
+        {
+            until.0 += set;
+        }
+    }
+
     fn expire(&mut self, now: Now) {
+        self.paused.take_if(|paused| paused.until.is_some_and(|until| until <= now.wall));
         for said in std::iter::once(&mut self.machine).chain(self.gpus.values_mut()) {
             if said.until.is_some_and(|until| until <= now.wall) {
                 *said = Said::default();
             }
         }
+        self.nothing_to_pause();
     }
 
     fn generation(&self, gpu: &GpuUuid) -> u64 {

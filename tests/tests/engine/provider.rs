@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use gpunion_agent_core::channel::Watched;
 use gpunion_agent_core::config::identity::{Identity, TokenStore};
 use gpunion_agent_core::config::{GroupFile, Membership, clock};
@@ -30,7 +31,7 @@ use gpunion_protocol::egress::EgressRule;
 use gpunion_protocol::http::Role;
 use gpunion_protocol::ids::{AttemptRef, Epoch, MemberId, SnapshotId};
 use gpunion_protocol::job::{AttemptState, Blob, DataInput, EndCause, Image};
-use gpunion_protocol::local::{Caps, ReclaimRequest, ShareRequest, Snapshot};
+use gpunion_protocol::local::{Caps, ReclaimRequest, ShareRequest, Snapshot, Wiped};
 use gpunion_protocol::receipt::{Receipt, Way};
 use gpunion_protocol::session::{Assignment, Terms, ToAgent, ToRelay};
 use gpunion_protocol::spec::JobSpec;
@@ -210,6 +211,12 @@ impl Half {
         let answers = ReclaimAnswers { taken, receipt };
         self.owner.send(OwnerCall::Reclaim(ReclaimRequest::default(), answers)).await.unwrap();
         tokio::time::timeout(LIMIT, answer).await.unwrap().unwrap().unwrap()
+    }
+
+    async fn wipe(&self) -> Wiped {
+        let (answer, answered) = oneshot::channel();
+        self.owner.send(OwnerCall::Wipe(answer)).await.unwrap();
+        tokio::time::timeout(LIMIT, answered).await.unwrap().unwrap().unwrap()
     }
 
     async fn assign(&self, assignment: Assignment) {
@@ -441,6 +448,45 @@ fn an_input_that_is_named_or_mounted_is_neither_removed_nor_emptied() {
             for input in &inputs {
                 engine.remove_data(input).await.unwrap();
             }
+        },
+    );
+}
+
+#[test]
+fn a_wipe_removes_what_nobody_needs_and_nothing_of_the_owner_s() {
+    both(
+        "provider::a_wipe_removes_what_nobody_needs_and_nothing_of_the_owner_s",
+        &["one", "two"],
+        |inner| async move {
+            let (member, data) = (member(&inner), inner.home.join("data"));
+            let (from, engine) = (inner.engine("one"), inner.engine("two"));
+            let came = from.image(IMAGE).await.unwrap().unwrap().id;
+            let archive: Vec<_> = from.export(IMAGE).await.unwrap().collect().await;
+            let archive: Vec<_> =
+                archive.into_iter().map(|piece| Ok::<_, std::io::Error>(piece.unwrap())).collect();
+            engine.import(futures_util::stream::iter(archive), &came).await.unwrap();
+            let mut half = Half::start(&inner, "two", &data, &member).await;
+            half.share().await;
+            let script = "while true; do busybox sleep 1; done";
+            half.assign(assignment(&inner, "one", &member, 1, script).await).await;
+            half.runs().await;
+            // As if it had come with a job, and beside it an input that nobody needs.
+            let marks = data.join("inputs/images");
+            std::fs::create_dir_all(&marks).unwrap();
+            std::fs::write(marks.join("came"), &came).unwrap();
+            engine.create_data(&SnapshotId([3; 32])).await.unwrap();
+
+            let wiped = half.wipe().await;
+            assert_eq!((wiped.inputs, wiped.images), (1, 0), "a guest runs on that image: {wiped:?}");
+            assert!(engine.image(&came).await.unwrap().is_some());
+
+            half.reclaim().await;
+            half.ended().await;
+            until("the image to go", async || half.wipe().await.images == 1).await;
+            assert_eq!(engine.image(&came).await.unwrap(), None);
+            assert!(engine.image(IMAGE).await.unwrap().is_some(), "the owner's own stays");
+            assert!(engine.list_volumes().await.unwrap().is_empty());
+            half.stop().await;
         },
     );
 }

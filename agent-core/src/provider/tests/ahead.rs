@@ -40,7 +40,10 @@ fn it_is_made_ready_and_does_not_begin() {
     let mut world = prepared();
     assert_eq!(phase(&world), Phase::Start);
     assert_eq!(world.provider.attempt(&attempt(1)).unwrap().state(), AttemptState::Ready);
+    world.take();
     world.pass(Millis(3_600_000));
+    let ready = |e: &Effect| matches!(e, Effect::ToRelay(ToRelay::State { state: AttemptState::Ready, .. }));
+    assert!(world.take().iter().any(ready), "it says so with each renewal");
     assert_eq!(phase(&world), Phase::Start);
     assert!(!world.ops.contains_key(&attempt(1)), "nothing starts it");
     let busy = Assignment { wait: false, ..assignment(&attempt(2), &[GPU]) };
@@ -92,10 +95,13 @@ fn the_word_to_go_outlasts_a_crash_and_may_come_twice_or_in_an_assignment() {
     world.crash();
     assert!(!world.provider.attempt(&attempt(1)).unwrap().record.assignment.wait);
     world.arrive();
-    world.take();
     go(&mut world, 3);
     let record = &world.provider.attempt(&attempt(1)).unwrap().record;
     assert_eq!(record.assignment.from, Some(snapshot(2)), "the first word stands");
+    while world.work(&attempt(1)).is_some() {}
+    assert_eq!(phase(&world), Phase::Running);
+    world.take();
+    go(&mut world, 3);
     let told = world.take();
     assert!(told.iter().any(|e| matches!(e, Effect::ToRelay(ToRelay::State { .. }))), "it is answered");
 

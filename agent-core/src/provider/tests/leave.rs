@@ -36,7 +36,7 @@ fn published(effects: &[Effect]) -> Option<Checkpoint> {
     })
 }
 
-fn phase(world: &World) -> Phase {
+pub(super) fn phase(world: &World) -> Phase {
     world.provider.attempt(&attempt(1)).unwrap().record.phase.clone()
 }
 
@@ -363,7 +363,7 @@ fn an_agent_that_is_killed_while_the_last_checkpoint_is_taken_takes_it_again() {
 }
 
 /// A guest that computed for this long since it began, and was reclaimed.
-fn reclaimed_after(time: Millis) -> World {
+pub(super) fn reclaimed_after(time: Millis) -> World {
     let mut world = World::sharing();
     world.run(&attempt(1));
     world.pass(time);

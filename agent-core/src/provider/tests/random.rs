@@ -4,13 +4,17 @@
 use gpunion_protocol::guest::{Exit, FromInit};
 use gpunion_protocol::ids::Epoch;
 use gpunion_protocol::job::EndCause;
+use gpunion_protocol::local::PauseRequest;
+use gpunion_protocol::rules::RulesRequest;
 use gpunion_protocol::session::{Assignment, Terms, ToAgent};
 use gpunion_protocol::time::{Millis, WallMs};
+use gpunion_protocol::units::Span;
+use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
 use super::super::Attempt;
 use super::super::effect::{Effect, Word};
-use super::super::event::{Engine, Event, Inventory, Trouble};
+use super::super::event::{Engine, Event, Inventory, Trouble, Zones};
 use super::super::record::Phase;
 use super::super::word::{ReclaimWord, Wanted};
 use super::world::{BASELINE, GPU, PROCESS, World, assignment, attempt, engine, snapshot};
@@ -18,6 +22,11 @@ use super::world::{BASELINE, GPU, PROCESS, World, assignment, attempt, engine, s
 #[derive(Debug, Clone)]
 enum Step {
     Share(bool),
+    Pause(u64),
+    Wipe,
+    Rules(u8),
+    Battery(bool),
+    OwnWork(u64),
     Reclaim,
     ByHand,
     Assign(u32),
@@ -57,6 +66,11 @@ fn step() -> impl Strategy<Value = Step> {
     let n = 1u32..4;
     prop_oneof![
         3 => any::<bool>().prop_map(Step::Share),
+        1 => (0u64..4).prop_map(Step::Pause),
+        1 => Just(Step::Wipe),
+        1 => (0u8..5).prop_map(Step::Rules),
+        1 => any::<bool>().prop_map(Step::Battery),
+        1 => (1u64..20).prop_map(Step::OwnWork),
         1 => Just(Step::Reclaim),
         1 => Just(Step::ByHand),
         4 => n.clone().prop_map(Step::Assign),
@@ -84,6 +98,39 @@ fn step() -> impl Strategy<Value = Step> {
 fn apply(world: &mut World, step: Step) {
     match step {
         Step::Share(on) => world.share(on),
+        Step::Pause(kind) => {
+            let call = world.call();
+            let length = (kind > 1).then_some(Span(Millis(kind * 5_000)));
+            let request = PauseRequest { length, until: None, resume: kind == 0 };
+            world.on(Event::Pause { call, request });
+            assert!(kind == 0 || !world.provider.is_open(), "nothing is lent in a pause");
+        }
+        Step::Wipe => {
+            let call = world.call();
+            world.on(Event::Wipe { call });
+        }
+        Step::Rules(kind) => {
+            let words = [
+                ("hours", "Mon 16:00-16:02,16:03-17:00"),
+                ("hours", "always"),
+                ("own_work", "stop"),
+                ("own_work_after", "0 s"),
+                ("battery", "off"),
+            ];
+            world.zone = Some(TimeZone::UTC);
+            let (key, value) = words[usize::from(kind)];
+            let set = [(key.to_owned(), value.to_owned())].into();
+            let zones = Zones { named: None, here: Some(TimeZone::UTC) };
+            let call = world.call();
+            world.on(Event::Rules { call, request: RulesRequest { set }, zones });
+        }
+        Step::Battery(empties) => world.on(Event::Battery { discharging: Some(empties) }),
+        Step::OwnWork(seconds) => {
+            for _ in 0..seconds {
+                world.pass(Millis(1_000));
+                world.gpu(BASELINE + (2 << 30), &[(7, 7, 2 << 30)]);
+            }
+        }
         Step::Reclaim => {
             let call = world.call();
             world.on(Event::Reclaim { call, gpu: None });

@@ -11,6 +11,7 @@ use gpunion_protocol::session::{Assignment, Terms, ToAgent};
 use gpunion_protocol::spec::JobSpec;
 use gpunion_protocol::time::{BootMs, Millis, Now, WallMs};
 use gpunion_protocol::units::Bytes;
+use jiff::tz::TimeZone;
 
 use super::super::Provider;
 use super::super::effect::{Effect, Operation};
@@ -29,6 +30,8 @@ pub(super) struct World {
     /// Running operations, as the driver would hold them.
     pub(super) ops: BTreeMap<AttemptRef, (OpId, Operation)>,
     pub(super) effects: Vec<Effect>,
+    /// Of the owner's hours, as this machine's table has it.
+    pub(super) zone: Option<TimeZone>,
     calls: u64,
 }
 
@@ -85,6 +88,7 @@ impl World {
             now,
             ops: BTreeMap::new(),
             effects: Vec::new(),
+            zone: None,
             calls: 0,
         };
         world.arrive();
@@ -151,7 +155,8 @@ impl World {
 
     /// The agent is killed and starts again: only what was committed is left.
     pub(super) fn crash(&mut self) {
-        self.provider = Provider::load(self.disk.values().cloned().collect(), caps(), self.now);
+        let provider = Provider::load(self.disk.values().cloned().collect(), caps(), self.now);
+        self.provider = provider.with_zone(self.zone.clone());
         self.ops.clear();
     }
 
@@ -171,6 +176,7 @@ impl World {
             start_time: Some(*start),
             memory: Some(*memory),
             container: (*pid == PROCESS.pid).then(|| "container".to_owned()),
+            draws_only: false,
         });
         let mut sample = GpuSample {
             uuid: GpuUuid(GPU.to_owned()),

@@ -99,6 +99,17 @@ fn one_that_has_not_answered_yet_is_assigned_without_waiting() {
 }
 
 #[test]
+fn one_that_says_it_waits_is_let_go_whatever_was_heard_before() {
+    let mut l = leaving();
+    l.ready();
+    l.ends(EndCause::Left);
+    l.w.run(&l.job);
+    let (attempt, state) = (l.ahead.attempt.clone(), AttemptState::Ready);
+    let told = l.w.say(&l.to, ToRelay::State { attempt, state, note: None });
+    assert_eq!(goes(&told, &l.to).len(), 1);
+}
+
+#[test]
 fn an_agent_of_the_version_before_is_not_asked_to_wait() {
     let mut w = World::new();
     let (ada, _) = w.join(Role::Operator, "ada");

@@ -33,9 +33,14 @@ pub(in crate::sim) const STATES: [&str; 19] = [
     "over, told",
 ];
 
-pub(in crate::sim) const EVENTS: [&str; 40] = [
+pub(in crate::sim) const EVENTS: [&str; 45] = [
     "share on",
     "share off",
+    "pause",
+    "resume",
+    "rules",
+    "battery",
+    "wipe",
     "reclaim",
     "reclaim by hand",
     "stopping",
@@ -104,6 +109,10 @@ pub(super) fn pairs(agent: &Provider, event: &Event, mut count: impl FnMut(&'sta
             }
         }
         Event::Share { .. }
+        | Event::Pause { .. }
+        | Event::Rules { .. }
+        | Event::Battery { .. }
+        | Event::Wipe { .. }
         | Event::Reclaim { .. }
         | Event::ReclaimedByHand { .. }
         | Event::Stopping
@@ -153,6 +162,11 @@ fn to_all(event: &Event) -> &'static str {
     match event {
         Event::Share { request, .. } if request.on == Some(false) => "share off",
         Event::Share { .. } => "share on",
+        Event::Pause { request, .. } if request.resume => "resume",
+        Event::Pause { .. } => "pause",
+        Event::Rules { .. } => "rules",
+        Event::Battery { .. } => "battery",
+        Event::Wipe { .. } => "wipe",
         Event::Reclaim { .. } => "reclaim",
         Event::ReclaimedByHand { .. } => "reclaim by hand",
         Event::Stopping => "stopping",
