@@ -10,6 +10,7 @@ mod life;
 mod moves;
 mod placing;
 mod random;
+mod roots;
 mod why;
 
 use std::collections::BTreeMap;
