@@ -38,6 +38,13 @@ pub struct Limits {
     /// Uploads and logs are refused when fewer bytes than these are free, so that the database can
     /// always be written.
     pub keep_free: u64,
+    /// Between two sweeps of the packs.
+    pub sweep: Millis,
+    /// How long a pack or snapshot stays that nothing names: it may be on its way to a job.
+    pub grace: Millis,
+    /// The same for what a later checkpoint or a result has replaced, and for everything while the
+    /// disk is nearly full.
+    pub grace_short: Millis,
     /// Finished jobs kept of each member; of more the one that finished first is forgotten.
     pub finished: usize,
     /// Connections from one address on which nobody has shown a token yet; further ones are cut.
@@ -57,6 +64,9 @@ impl Default for Limits {
             uploads: 32,
             log_bytes: 16 << 20,
             keep_free: 256 << 20,
+            sweep: Millis::from_secs(10 * 60),
+            grace: Millis::from_secs(24 * 3600),
+            grace_short: Millis::from_secs(3600),
             finished: 1_000,
             strangers: 64,
             stranger: Millis::from_secs(20),
@@ -108,6 +118,9 @@ impl Config {
             (file.renew, &mut terms.renew),
             (file.margin, &mut terms.margin),
             (file.heartbeat, &mut terms.heartbeat),
+            (file.sweep, &mut self.limits.sweep),
+            (file.grace, &mut self.limits.grace),
+            (file.grace_short, &mut self.limits.grace_short),
         ] {
             if let Some(span) = set {
                 *to = span.0;
@@ -133,6 +146,12 @@ impl Config {
         }
         if terms.lease.0 < terms.renew.0.saturating_mul(2) {
             return Err("lease must be at least twice renew, or one lost message ends attempts".to_owned());
+        }
+        let limits = &self.limits;
+        if limits.sweep.0 == 0 || limits.grace_short.0 == 0 || limits.grace < limits.grace_short {
+            return Err(
+                "sweep and grace_short must be more than 0, and grace at least grace_short".to_owned()
+            );
         }
         if self.group.is_empty() || self.group.len() > 80 || self.group.chars().any(char::is_control) {
             return Err("group must have 1 to 80 printable characters".to_owned());
@@ -162,6 +181,9 @@ struct File {
     heartbeat: Option<Span>,
     log_size: Option<Bytes>,
     keep_free: Option<Bytes>,
+    sweep: Option<Span>,
+    grace: Option<Span>,
+    grace_short: Option<Span>,
     finished: Option<usize>,
 }
 
@@ -177,9 +199,12 @@ mod tests {
         std::fs::write(&path, "group = \"vision lab\"\nlease = \"2 min\"\n").unwrap();
         let config = Config::load(dir.path()).unwrap();
         assert_eq!((config.group.as_str(), config.terms.lease), ("vision lab", Millis::from_secs(120)));
-        for (text, word) in
-            [("leese = \"1 s\"", "leese"), ("lease = \"1 s\"", "twice"), ("addresses = [\"x\"]", "host:port")]
-        {
+        for (text, word) in [
+            ("leese = \"1 s\"", "leese"),
+            ("lease = \"1 s\"", "twice"),
+            ("addresses = [\"x\"]", "host:port"),
+            ("grace = \"30 min\"", "grace_short"),
+        ] {
             std::fs::write(&path, text).unwrap();
             let error = Config::load(dir.path()).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");

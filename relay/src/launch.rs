@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::broker::{self, By};
-use crate::config::Config;
+use crate::config::{Config, Limits};
 use crate::driver::{Counts, Driver, Handle, Outside};
 use crate::error::Error;
 use crate::feed::Feed;
@@ -22,8 +22,9 @@ use crate::identity::Identity;
 use crate::invites::{self, Link};
 use crate::lock::Lock;
 use crate::logs::Logs;
-use crate::packs::Packs;
+use crate::packs::{Graces, Packs};
 use crate::store::{self, Store, Writer};
+use crate::sweeping::Sweeping;
 use crate::{admin, clock, server};
 
 /// What is under way at a stop gets so long to end.
@@ -87,11 +88,13 @@ pub async fn launch(
         handle: core.handle.clone(),
         link: link.clone(),
         writer: core.writer.clone(),
+        packs: Arc::clone(&core.packs),
         state_dir: config.state_dir.clone(),
     };
     let admin_listener = admin::bind(&config.state_dir)?;
     let (stopping, tasks) = (CancellationToken::new(), TaskTracker::new());
     let limits = config.limits;
+    tasks.spawn(core.sweeping(&limits).run(stopping.clone()));
     let app = core.app(config, link, stopping.clone());
     let (until, inside) = (stopping.clone(), tasks.clone());
     let serving = async move { server::run(listener, tls, router(app), &limits, until, inside).await };
@@ -168,6 +171,12 @@ impl Core {
         let driver = Driver::start(rules, epoch, outside, inbox).await?;
         let driving = tokio::spawn(driver.run(driver_stop.clone()));
         Ok(Self { handle, writer, writing, driving, driver_stop, feed, logs, packs, counts })
+    }
+
+    fn sweeping(&self, limits: &Limits) -> Sweeping {
+        let graces = Graces { long: limits.grace, short: limits.grace_short };
+        let (handle, logs, packs) = (self.handle.clone(), self.logs.clone(), Arc::clone(&self.packs));
+        Sweeping::new(handle, logs, packs, graces, limits.sweep.as_std())
     }
 
     fn app(&self, config: Config, link: Link, stopping: CancellationToken) -> App {

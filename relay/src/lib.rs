@@ -26,6 +26,7 @@ mod server;
 mod session;
 pub mod store;
 mod strangers;
+mod sweeping;
 
 pub use config::{Config, Limits};
 pub use error::Error;

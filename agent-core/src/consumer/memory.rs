@@ -76,12 +76,4 @@ impl Memory {
         }
         records
     }
-
-    pub(super) fn forget(&self) {
-        for path in [&self.last, &self.cut] {
-            if let Err(error) = files::remove(path) {
-                tracing::warn!(%error, path = %path.display(), "what was sent can't be forgotten");
-            }
-        }
-    }
 }

@@ -31,21 +31,34 @@ use crate::relay_link::RelayClient;
 const QUEUE: usize = 32;
 /// So often an engine is asked to write an image out.
 const EXPORTS: usize = 3;
+/// So often at most all is sent, where the relay swept some of it before the job named it.
+const ROUNDS: u32 = 3;
 
 impl Consumer {
-    /// Progress, beginning with `Begun`, ending in `Submitted` or `Failed`. Dropping the receiver
+    /// Progress, beginning with `Begun` (another one when it begins anew), ending in `Submitted` or `Failed`. Dropping the receiver
     /// while things are sent gives up; once the relay is asked to take the job, nothing does.
     pub fn submit(&self, request: SubmitRequest) -> mpsc::Receiver<SubmitProgress> {
         let (tell, progress) = mpsc::channel(QUEUE);
         let consumer = self.clone();
         tokio::spawn(async move {
-            let ready = tokio::select! {
-                ready = consumer.send_all(request, tell.clone()) => ready,
-                () = tell.closed() => return,
-            };
-            let done = match ready {
-                Ok(ready) => ready.submit().await,
-                Err(problem) => Err(problem),
+            let mut round = 1;
+            let done = loop {
+                let ready = tokio::select! {
+                    ready = consumer.send_all(request.clone(), tell.clone()) => ready,
+                    () = tell.closed() => return,
+                };
+                let done = match ready {
+                    Ok(ready) => ready.submit().await,
+                    Err(problem) => Err(problem),
+                };
+                match done {
+                    // What is still there does not travel again.
+                    Err(problem) if problem.code == Code::Missing && round < ROUNDS => {
+                        tracing::info!(%problem, round, "the relay has not kept all of it; sending that again");
+                        round += 1;
+                    }
+                    done => break done,
+                }
             };
             let _ = tell.send(done.unwrap_or_else(|problem| SubmitProgress::Failed { problem })).await;
         });

@@ -1,7 +1,8 @@
 //! Sends one snapshot: packs as they are made, a few at a time, then the manifest.
 //!
 //! What the relay has is not sent again; each pack that arrived is noted, so that a run that was
-//! cut goes on. Memory is bounded: the writer waits for the line, a few packs are under way.
+//! cut goes on. What the relay swept meanwhile (`missing`) is for the caller to send again: what is
+//! there is asked anew then. Memory is bounded: the writer waits for the line, a few packs are under way.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -74,7 +75,10 @@ impl Line {
             return Ok(None);
         }
         let sealed = manifest.seal(&self.job_key, &mut SystemRandomness).map_err(|error| told(&error))?;
-        self.client.put_snapshot(&sealed.id, &Bytes::from(sealed.bytes)).await?;
+        match self.client.put_snapshot(&sealed.id, &Bytes::from(sealed.bytes)).await {
+            Err(problem) if problem.code == Code::Missing => return Ok(None),
+            put => put?,
+        }
         let bytes = manifest.data_bytes();
         Ok(Some(Sent { snapshot: sealed.id, bytes, reused: bytes }))
     }
@@ -108,12 +112,7 @@ impl Line {
         carried?;
         let (finished, cache) = written.map_err(|error| told(&error))?;
         let id = finished.sealed.id;
-        if let Err(problem) = self.client.put_snapshot(&id, &Bytes::from(finished.sealed.bytes)).await {
-            if problem.code == Code::Missing {
-                memory.forget();
-            }
-            return Err(problem);
-        }
+        self.client.put_snapshot(&id, &Bytes::from(finished.sealed.bytes)).await?;
         if let Err(error) = memory.keep(&finished.manifest, cache.as_ref()) {
             tracing::warn!(%error, "what was sent can't be remembered; the next time all of it travels again");
         }

@@ -361,6 +361,10 @@ impl Operations {
         self.state().images.remove(attempt);
     }
 
+    pub(super) fn forget_parent(&self, attempt: &AttemptRef) {
+        self.state().parents.remove(attempt);
+    }
+
     pub(super) fn keep_parent(&self, attempt: &AttemptRef, parent: Parent) {
         self.state().parents.insert(attempt.clone(), parent);
     }

@@ -116,11 +116,30 @@ pub(super) async fn upload(
     let Some(manifest) = manifest.filter(|bytes| snapshot_id(bytes) == snapshot) else {
         return known_there(&member.client, snapshot).await;
     };
-    workspace::upload(snapshot, &manifest, &spool(ops, attempt), &member.client, &ops.upload).await?;
+    if let Err(trouble) =
+        workspace::upload(snapshot, &manifest, &spool(ops, attempt), &member.client, &ops.upload).await
+    {
+        if let Trouble::Refused { .. } = trouble {
+            give_up(ops, attempt);
+        }
+        return Err(trouble);
+    }
     let cache = files::read_whole(&folder.join(CACHE)).ok().flatten().filter(|bytes| !bytes.is_empty());
     // Only now may the next one build on it: its packs are where a restore finds them.
     ops.keep_parent(attempt, Parent { manifest: Some(manifest), cache });
     Ok(Outcome::Uploaded)
+}
+
+/// It can't be sent as it is: a pack that it builds on is at the relay no more, or one of its own is
+/// damaged. The next one builds on what the relay surely has, and packs the rest anew.
+fn give_up(ops: &Operations, attempt: &AttemptRef) {
+    ops.forget_parent(attempt);
+    let folder = folder(&ops.fixed.guests, attempt);
+    for name in [MANIFEST, CACHE] {
+        if let Err(error) = files::remove(&folder.join(name)) {
+            tracing::warn!(%attempt, %error, name, "what can't be sent can't be removed either");
+        }
+    }
 }
 
 /// Replaced on disk by a later one; fine when the relay has it already.

@@ -298,6 +298,9 @@ impl Snapshotting {
     }
 }
 
+/// So often what is missing is asked for: the relay may have swept what was not named for long.
+const ROUNDS: u32 = 3;
+
 /// Brings a snapshot to the relay: the packs that it lacks, a few at a time, then the manifest.
 pub(super) async fn upload(
     snapshot: SnapshotId,
@@ -308,16 +311,23 @@ pub(super) async fn upload(
 ) -> Result<(), Trouble> {
     use futures_util::TryStreamExt as _;
     let table = manifest_table(manifest).map_err(|e| Trouble::Refused { reason: e.to_string() })?;
-    let missing = client.missing_packs(&table).await.map_err(of_problem)?;
-    futures_util::stream::iter(missing.into_iter().map(Ok::<_, Trouble>))
-        .try_for_each_concurrent(crate::relay_link::transfer::PARALLEL, |id| async move {
-            let spool = spool.clone();
-            let bytes = tokio::task::spawn_blocking(move || spool.read(&id)).await.map_err(away)??;
-            pace.wait_for(bytes.len()).await;
-            client.put_pack(&id, &Bytes::from(bytes)).await.map_err(of_problem)
-        })
-        .await?;
-    client.put_snapshot(&snapshot, &Bytes::copy_from_slice(manifest)).await.map_err(of_problem)?;
+    let sealed = Bytes::copy_from_slice(manifest);
+    let mut round = 1;
+    loop {
+        let missing = client.missing_packs(&table).await.map_err(of_problem)?;
+        futures_util::stream::iter(missing.into_iter().map(Ok::<_, Trouble>))
+            .try_for_each_concurrent(crate::relay_link::transfer::PARALLEL, |id| async move {
+                let spool = spool.clone();
+                let bytes = tokio::task::spawn_blocking(move || spool.read(&id)).await.map_err(away)??;
+                pace.wait_for(bytes.len()).await;
+                client.put_pack(&id, &Bytes::from(bytes)).await.map_err(of_problem)
+            })
+            .await?;
+        match client.put_snapshot(&snapshot, &sealed).await {
+            Err(problem) if problem.code == Code::Missing && round < ROUNDS => round += 1,
+            put => break put.map_err(of_problem)?,
+        }
+    }
     // All of it is at the relay: what is spooled has no use any more.
     spool.empty().map_err(away)
 }

@@ -183,6 +183,19 @@ impl Provider {
         self.renew_soon(now);
     }
 
+    /// The relay does not have it any more: the word about it was too long on its way. The workspace is
+    /// gone, so the job goes on from its last checkpoint; who kept telling of it would never be done.
+    pub(super) fn result_refused(&mut self, name: &AttemptRef, snapshot: SnapshotId, out: &mut Vec<Effect>) {
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        if let Phase::Over { result, told: false, .. } = &mut attempt.record.phase
+            && *result == Some(snapshot)
+        {
+            *result = None;
+            self.save_attempt(name);
+            self.tell_state(name, out);
+        }
+    }
+
     /// Who had to know of its end knows.
     fn told(&mut self, name: &AttemptRef, out: &mut Vec<Effect>) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };

@@ -142,6 +142,7 @@ impl Provider {
             ToAgent::PublishRefused { attempt, snapshot, reason } => {
                 self.publish_refused(&attempt, snapshot, &reason, now, out);
                 self.last_refused(&attempt, snapshot, now);
+                self.result_refused(&attempt, snapshot, out);
             }
             ToAgent::EndSeen { attempt } => self.end_seen(&attempt, now, out),
             // Keys, logs and heartbeats are the driver's and the session's.

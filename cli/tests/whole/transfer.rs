@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::support::{Half, LIMIT, Relay, listing, noise};
 use gpunion_agent_core::consumer::keys::JobSecrets;
@@ -183,6 +183,54 @@ async fn f98_the_second_submit_sends_only_what_changed() {
     half.join(relay.link.as_ref().unwrap()).await;
     let (_, fourth, _) = submit(&half, &at).await;
     assert!(fourth > 6 << 20, "{fourth}");
+    relay.stop().await;
+}
+
+/// The files of a relay's packs.
+fn packs(relay: &Path) -> Vec<PathBuf> {
+    let subs = fs::read_dir(relay.join("packs")).unwrap();
+    subs.flat_map(|sub| fs::read_dir(sub.unwrap().path()).unwrap()).map(|pack| pack.unwrap().path()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_relay_swept_in_the_midst_of_a_submit_is_sent_again() {
+    let home = tempfile::tempdir().unwrap();
+    let state = home.path().join("relay");
+    let relay = Relay::start(&state).await;
+    let mut half = Half::start(&home.path().join("agent"));
+    half.join(relay.link.as_ref().unwrap()).await;
+    let at = home.path().join("job");
+    folder(&at);
+    let (first, _, _) = submit(&half, &at).await;
+    half.pairing.current().unwrap().client.cancel(&first).await.unwrap();
+    let before = packs(&state);
+    fs::write(at.join("big"), noise(4, 48 << 20)).unwrap();
+    let mut progress = half.consumer.submit(request(&at));
+    let (mut begun, mut swept) = (0, false);
+    let job = loop {
+        match tokio::time::timeout(LIMIT, progress.recv()).await.unwrap().unwrap() {
+            SubmitProgress::Begun { .. } => begun += 1,
+            // It has asked what is there, and builds on it.
+            SubmitProgress::Sending { sent, .. } if sent > 0 && !swept => {
+                swept = true;
+                before.iter().for_each(|pack| fs::remove_file(pack).unwrap());
+            }
+            SubmitProgress::Submitted { job, reused, .. } => {
+                assert!(reused >= 48 << 20, "what arrived does not travel again: {reused}");
+                break job;
+            }
+            SubmitProgress::Failed { problem } => panic!("{problem}"),
+            SubmitProgress::Reading { .. }
+            | SubmitProgress::Image { .. }
+            | SubmitProgress::Sending { .. } => {}
+        }
+    };
+    assert_eq!((begun, swept), (2, true));
+    assert_eq!(run_one(&mut half.session).await.attempt.job, job);
+    succeeded(&half, &job).await;
+    let into = home.path().join("out");
+    assert!(matches!(fetch(&half, &job, &into, false).await, FetchProgress::Done { .. }));
+    assert_eq!(fs::read(into.join("model.bin")).unwrap(), fs::read(at.join("model.bin")).unwrap());
     relay.stop().await;
 }
 

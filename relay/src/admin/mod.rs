@@ -7,6 +7,7 @@ pub mod client;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Path as Named, State};
@@ -23,6 +24,7 @@ use crate::driver::Handle;
 use crate::error::Error;
 use crate::http::{Json, Refused};
 use crate::invites::{self, Link};
+use crate::packs::Packs;
 use crate::store::Writer;
 
 /// The socket's name in the state folder.
@@ -39,7 +41,7 @@ pub struct Backup {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BackedUp {
     pub path: PathBuf,
-    /// Copy these after the database: they only grow, so a later copy has all it names.
+    /// Copy these after the database, within the grace of a sweep: until then all that it names stays.
     pub copy_too: Vec<PathBuf>,
 }
 
@@ -48,6 +50,7 @@ pub(crate) struct Door {
     pub(crate) handle: Handle,
     pub(crate) link: Link,
     pub(crate) writer: Writer,
+    pub(crate) packs: Arc<Packs>,
     pub(crate) state_dir: PathBuf,
 }
 
@@ -109,7 +112,11 @@ async fn backup(State(door): State<Door>, Json(wanted): Json<Backup>) -> Result<
     if !wanted.path.is_absolute() {
         return Err(Refused::new(Code::BadRequest, "the path of a backup must be absolute"));
     }
-    if let Err(error) = door.writer.backup(wanted.path.clone()).await {
+    // Before and after: the copy is of an instant in between.
+    keep_for_copy(&door).await?;
+    let backed_up = door.writer.backup(wanted.path.clone()).await;
+    keep_for_copy(&door).await?;
+    if let Err(error) = backed_up {
         let code = if error.is_disk_full() { Code::DiskFull } else { Code::Conflict };
         let problem = Problem::new(code, "the backup was not made");
         return Err(problem.with_detail(error.to_string()).into());
@@ -118,4 +125,9 @@ async fn backup(State(door): State<Door>, Json(wanted): Json<Backup>) -> Result<
     // Of these only the settings may be wanting.
     let copy_too = names.iter().map(|name| door.state_dir.join(name)).filter(|path| path.exists()).collect();
     Ok(Json(BackedUp { path: wanted.path, copy_too }))
+}
+
+async fn keep_for_copy(door: &Door) -> Result<(), Refused> {
+    door.packs.copied(door.handle.ask(|broker| broker.roots().needed).await?);
+    Ok(())
 }

@@ -41,6 +41,7 @@ mod placement;
 mod presence;
 mod queue;
 pub mod record;
+mod roots;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -52,6 +53,7 @@ mod why;
 pub use effect::{Audience, Effect, Reply};
 pub use event::{By, Event, RequestId, SessionId};
 pub use record::{Change, Digest, Key, Record};
+pub use roots::Roots;
 pub use views::{Caller, Jobs};
 
 /// What the operator may set.

@@ -75,7 +75,7 @@ fn render(app: &App, group: &Group) -> Result<String, std::fmt::Error> {
         writeln!(out, "gpunion_jobs{{state=\"{state}\"}} {count}")?;
     }
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let (packs, counts) = (&app.packs, &app.counts);
+    let (packs, counts, totals) = (&app.packs, &app.counts, &app.packs.totals);
     let gauges = [
         ("attempts_open", "Attempts that have not ended.", group.attempts_open),
         ("devices", "Devices whose token is valid.", group.devices),
@@ -85,6 +85,7 @@ fn render(app: &App, group: &Group) -> Result<String, std::fmt::Error> {
         ("packs_bytes", "Bytes of packs kept.", packs.packs.bytes()),
         ("snapshots", "Manifests kept.", packs.snapshots.files()),
         ("snapshots_bytes", "Bytes of manifests kept.", packs.snapshots.bytes()),
+        ("snapshots_missing", "Snapshots that a job names and that are not here.", load(&totals.missing)),
         ("queue_length", "Inputs that wait for the broker.", app.handle.waiting() as u64),
         ("uploads_free", "Uploads that could start now.", app.uploads.available_permits() as u64),
     ];
@@ -93,6 +94,8 @@ fn render(app: &App, group: &Group) -> Result<String, std::fmt::Error> {
         ("moves_total", "Jobs that went on in a later attempt, since start.", group.moves),
         ("events_total", "Events handled since start.", load(&counts.events)),
         ("commits_total", "Transactions since start.", load(&counts.commits)),
+        ("swept_files_total", "Packs and manifests removed since start.", load(&totals.files)),
+        ("swept_bytes_total", "Bytes of them.", load(&totals.bytes)),
         ("commits_failed_total", "Failed transactions since start.", load(&counts.commits_failed)),
         (
             "messages_dropped_total",

@@ -1,7 +1,8 @@
 //! Packs and snapshots by id: which are missing, put, get.
 //!
 //! Any device of the group may read any of them: they are sealed, and an id is only learnt from
-//! whoever may know it. Putting one says nothing about who owns it.
+//! whoever may know it. Putting one says nothing about who owns it. What is not missing, was put or
+//! is fetched stays for a while, whoever names it (`packs::sweep`).
 
 use axum::Extension;
 use axum::body::Body;
@@ -19,7 +20,7 @@ use tokio_util::io::ReaderStream;
 use super::range::{self, Wanted, wanted};
 use super::{App, Json, Refused};
 use crate::broker::Caller;
-use crate::packs::{Added, PutError, Received, Shelf};
+use crate::packs::{Added, Kept, PutError, Received, Shelf};
 
 /// Ids named in the words of a problem; a have-list tells them all.
 const NAMED: usize = 20;
@@ -76,10 +77,13 @@ pub(super) async fn put_snapshot(
         Added::Whole(received) => received,
         Added::Until(offset) => return Ok(so_far(offset)),
     };
-    let packs = table(&received).await?;
-    let missing = app.packs.packs.missing(packs.into_iter().map(|id| id.0).collect()).await;
-    none_missing("packs", &missing.map_err(|e| Refused::io("look for packs", &e))?)?;
-    keep(received).await.map(IntoResponse::into_response)
+    let packs = table(&received).await?.into_iter().map(|id| id.0).collect();
+    let status = match received.keep_with(&app.packs.packs, packs).await.map_err(refused)? {
+        Kept::New => StatusCode::CREATED,
+        Kept::Known => StatusCode::OK,
+        Kept::Without(missing) => return Err(lacks("packs", &missing)),
+    };
+    Ok(status.into_response())
 }
 
 /// 202: so many bytes are here, go on from there.
@@ -117,10 +121,12 @@ async fn receive(
         .await
         .map_err(|_| busy())?
         .map_err(|_| busy())?;
-    if !shelf.has_room() {
+    // Without its length told it may be as long as any.
+    let Some(_place) = shelf.place(told.unwrap_or(shelf.max())) else {
+        app.packs.full.notify_one();
         let problem = Problem::new(Code::DiskFull, "the relay's disk is nearly full");
         return Err(problem.with_detail("ask its operator to make room, then try again").into());
-    }
+    };
     let part = request.headers().get(CONTENT_RANGE).map(|value| {
         let part = value.to_str().ok().and_then(range::part);
         part.ok_or_else(|| Refused::new(Code::BadRequest, "Content-Range is not bytes FROM-TO/TOTAL"))
@@ -149,15 +155,16 @@ fn refused(error: PutError) -> Refused {
     Problem::new(code, "it was not taken in").with_detail(error.to_string()).into()
 }
 
-/// A problem that names some of what is missing.
 pub(super) fn none_missing(what: &str, ids: &[[u8; 32]]) -> Result<(), Refused> {
-    if ids.is_empty() {
-        return Ok(());
-    }
+    if ids.is_empty() { Ok(()) } else { Err(lacks(what, ids)) }
+}
+
+/// A problem that names some of what is missing.
+fn lacks(what: &str, ids: &[[u8; 32]]) -> Refused {
     let named: Vec<String> = ids.iter().take(NAMED).map(hex::encode).collect();
     let more = if ids.len() > NAMED { " and more" } else { "" };
     let problem = Problem::new(Code::Missing, format!("{} {what} must be sent first", ids.len()));
-    Err(problem.with_detail(format!("{}{more}", named.join(" "))).into())
+    problem.with_detail(format!("{}{more}", named.join(" "))).into()
 }
 
 /// `GET` and `HEAD` of `/v1/packs/{id}`, with one range.
@@ -177,6 +184,11 @@ pub(super) async fn get_snapshot(
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, Refused> {
+    if method == Method::GET
+        && let Ok(id) = id.parse()
+    {
+        app.packs.fetches(id).await;
+    }
     send(&app.packs.snapshots, "snapshot", &id, &method, &headers).await
 }
 

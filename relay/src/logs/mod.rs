@@ -100,14 +100,21 @@ impl Logs {
     /// Removes all logs but those of jobs that `known` knows: a crash can come between a job's end
     /// and that of its log.
     pub(crate) fn keep_only(&self, known: impl Fn(&JobId) -> bool) -> io::Result<()> {
-        for entry in std::fs::read_dir(&self.0.dir)? {
-            let name = entry?.file_name();
-            let Some(name) = name.to_str() else { continue };
-            if name.parse().is_ok_and(|job| !known(&job)) {
-                self.remove(name);
+        for job in self.jobs()? {
+            if !known(&job) {
+                self.remove(job.as_str());
             }
         }
         Ok(())
+    }
+
+    /// The jobs of which there is a log.
+    pub(crate) fn jobs(&self) -> io::Result<Vec<JobId>> {
+        let mut jobs = Vec::new();
+        for entry in std::fs::read_dir(&self.0.dir)? {
+            jobs.extend(entry?.file_name().to_str().and_then(|name| name.parse::<JobId>().ok()));
+        }
+        Ok(jobs)
     }
 
     fn remove(&self, name: &str) {

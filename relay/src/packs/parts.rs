@@ -3,7 +3,8 @@
 //!
 //! A part says where it begins; what does not begin where the file ends now is not taken, and the
 //! answer says where to go on. The whole is hashed as it comes, like any upload. Unfinished files
-//! are kept in memory by name, few of each device; a restart of the relay forgets them.
+//! are kept in memory by name, few of each device; a restart of the relay forgets them, and a sweep
+//! those to which nothing was added for long.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use bytes::Bytes;
 use futures_util::Stream;
 use gpunion_protocol::ids::DeviceId;
+use gpunion_protocol::time::WallMs;
 use tokio::io::AsyncSeekExt as _;
 
 use super::Shelf;
@@ -36,6 +38,8 @@ struct Unfinished {
     hasher: blake3::Hasher,
     /// Counts up: the smallest waited longest.
     turn: u64,
+    /// When something was added last.
+    touched: WallMs,
 }
 
 /// What came of a part.
@@ -81,12 +85,21 @@ impl Parts {
             // What came of it is good as far as it goes; the whole is hashed in the end.
             Ok(()) | Err(PutError::Cut(_)) if file.len < total => {
                 let len = file.len;
+                file.touched = shelf.gate().now();
                 self.put(name, file);
                 added.map(|()| Added::Until(len))
             }
             Ok(()) => file.finish(shelf, id).await.map(Added::Whole),
             Err(error) => Err(error),
         }
+    }
+
+    /// Removes those to which nothing was added since `before`; how many.
+    pub(super) fn forget(&self, before: WallMs) -> usize {
+        let mut all = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = all.len();
+        all.retain(|_, file| file.touched > before);
+        count - all.len()
     }
 
     fn take(&self, name: &Name) -> Option<Unfinished> {
@@ -108,7 +121,7 @@ impl Parts {
 
 impl Unfinished {
     fn new(path: PathBuf) -> Self {
-        Self { path, len: 0, hasher: blake3::Hasher::new(), turn: 0 }
+        Self { path, len: 0, hasher: blake3::Hasher::new(), turn: 0, touched: WallMs(0) }
     }
 
     /// Adds what comes, at most so many bytes.
@@ -214,5 +227,17 @@ mod tests {
             assert!(matches!(begun, Ok(Added::Until(10))));
         }
         assert_eq!(on_their_way(dir.path()), UNFINISHED);
+    }
+
+    #[tokio::test]
+    async fn f85_what_was_begun_and_left_does_not_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let packs = Packs::open(dir.path(), 0).unwrap();
+        let before = packs.packs.gate().now();
+        assert_eq!(add(&packs, 1, &[7; 100], 0..40, 0).await.unwrap(), Some(40));
+        assert_eq!(packs.parts.forget(WallMs(before.0 - 1)), 0);
+        assert_eq!(packs.parts.forget(packs.packs.gate().now()), 1);
+        assert_eq!(on_their_way(dir.path()), 0);
+        assert_eq!(add(&packs, 1, &[7; 100], 40..100, 0).await.unwrap(), Some(0), "it begins anew");
     }
 }

@@ -24,6 +24,16 @@ pub(crate) enum PutError {
     Io(#[from] std::io::Error),
 }
 
+/// What came of keeping it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    New,
+    /// It was here already.
+    Known,
+    /// These are not here, and so it is not either.
+    Without(Vec<[u8; 32]>),
+}
+
 /// A file whose bytes have its id, not yet visible; gone when dropped without `keep`.
 pub(crate) struct Received {
     shelf: Shelf,
@@ -67,23 +77,48 @@ impl Received {
 
     /// Makes it visible; it survives a crash from here on. False: it was here already.
     pub(crate) async fn keep(self) -> Result<bool, PutError> {
-        let (from, to) = (self.part.clone(), self.shelf.path(&self.id));
-        let new = tokio::task::spawn_blocking(move || {
-            // A link fails when the name is taken, so of two equal uploads one counts.
-            match std::fs::hard_link(&from, &to) {
-                Ok(()) => {}
-                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => return Ok(false),
-                Err(e) => return Err(e),
+        let shelf = self.shelf.clone();
+        Ok(self.keep_with(&shelf, Vec::new()).await? == Kept::New)
+    }
+
+    /// The same for one that is of use only with these others. Unless all of them are here, it is not
+    /// taken in; and as long as it is here, they are not removed.
+    pub(crate) async fn keep_with(self, others: &Shelf, needs: Vec<[u8; 32]>) -> Result<Kept, PutError> {
+        let others = others.clone();
+        let keep = move || {
+            let kept = self.shelf.gate().keeping(|| self.link_with(&others, &needs))?;
+            self.shelf.sync(&[self.id])?;
+            Ok::<_, std::io::Error>(kept)
+        };
+        Ok(tokio::task::spawn_blocking(keep).await.map_err(std::io::Error::other)??)
+    }
+
+    /// Runs while nothing is removed: all is here at one instant, and counted on from then.
+    fn link_with(&self, others: &Shelf, needs: &[[u8; 32]]) -> std::io::Result<Kept> {
+        let gate = self.shelf.gate();
+        let mut without = Vec::new();
+        for id in needs {
+            if !gate.touch(&others.path(id))? {
+                without.push(*id);
             }
-            to.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all())?;
-            Ok(true)
-        })
-        .await
-        .map_err(std::io::Error::other)??;
-        if new {
-            self.shelf.count(self.len);
         }
-        Ok(new)
+        if !without.is_empty() {
+            return Ok(Kept::Without(without));
+        }
+        let to = self.shelf.path(&self.id);
+        gate.touch(&self.part)?;
+        // A link fails when the name is taken, so of two equal uploads one counts.
+        match std::fs::hard_link(&self.part, &to) {
+            Ok(()) => {
+                self.shelf.count(self.len);
+                Ok(Kept::New)
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                gate.touch(&to)?;
+                Ok(Kept::Known)
+            }
+            Err(e) => Err(e),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use axum::extract::ws::{Message, WebSocket};
 use futures_util::StreamExt as _;
 use futures_util::stream::SplitStream;
 use gpunion_protocol::ids::{AttemptRef, SnapshotId};
-use gpunion_protocol::job::{Blob, Checkpoint};
+use gpunion_protocol::job::Blob;
 use gpunion_protocol::session::{LOG_PIECE_MAX, ToAgent, ToRelay};
 use tokio_util::sync::CancellationToken;
 
@@ -103,17 +103,17 @@ impl Reading<'_> {
                 return self.keep_log(attempt, *offset, bytes).await;
             }
             ToRelay::Publish { attempt, checkpoint, .. } => {
-                if !self.is_here(&checkpoint.snapshot).await {
-                    return self.refuse(attempt, checkpoint).await;
+                if !self.is_here(&checkpoint.snapshot).await? {
+                    return self.refuse(attempt, checkpoint.snapshot).await;
                 }
             }
             ToRelay::Ended { attempt, result, .. } => {
                 if let Some(result) = result
-                    && !self.is_here(result).await
+                    && !self.is_here(result).await?
                 {
-                    // Said again until it is answered; by then the result may be here.
+                    // Said again until it is answered: with the result here, or without one.
                     tracing::warn!(%attempt, "its result is not here; the end is not taken");
-                    return Ok(());
+                    return self.refuse(attempt, *result).await;
                 }
                 self.known.remove(attempt);
             }
@@ -174,15 +174,17 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// A manifest is taken in only when all its packs are here, so looking for it is enough.
-    async fn is_here(&self, snapshot: &SnapshotId) -> bool {
+    /// A manifest is here only with all its packs, so looking for it is enough; and it stays until its
+    /// record names it. A disk that does not say ends the session: what was said is said again.
+    async fn is_here(&self, snapshot: &SnapshotId) -> Result<bool, String> {
         let missing = self.session.packs.snapshots.missing(vec![snapshot.0]).await;
-        missing.is_ok_and(|missing| missing.is_empty())
+        let missing = missing.map_err(|e| format!("the relay could not look for a snapshot: {e}"))?;
+        Ok(missing.is_empty())
     }
 
-    async fn refuse(&self, attempt: &AttemptRef, checkpoint: &Checkpoint) -> Result<(), String> {
+    async fn refuse(&self, attempt: &AttemptRef, snapshot: SnapshotId) -> Result<(), String> {
         let reason = "its manifest is not at the relay; send its packs and the manifest first".to_owned();
-        let (attempt, snapshot) = (attempt.clone(), checkpoint.snapshot);
+        let attempt = attempt.clone();
         let message = Box::new(ToAgent::PublishRefused { attempt, snapshot, reason });
         let say = Input::Say { device: self.session.device.clone(), message };
         self.session.handle.send(say).await.map_err(|problem| problem.to_string())

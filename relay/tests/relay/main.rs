@@ -8,3 +8,4 @@ mod jobs;
 mod objects;
 mod operating;
 mod sessions;
+mod sweep;

@@ -162,13 +162,20 @@ async fn a_snapshot_needs_its_packs() {
 #[tokio::test]
 async fn f101_a_nearly_full_disk_refuses_packs_but_the_relay_works_on() {
     let dir = tempfile::tempdir().unwrap();
+    let relay = Relay::start(dir.path()).await;
+    let olga = relay.operator().await;
+    let path = format!("/v1/packs/{}", id(b"published"));
+    olga.put(&path, b"published".to_vec()).await.unwrap();
+    relay.stop().await;
     let mut config = Config::new(dir.path());
     // As much as no disk has.
     config.limits.keep_free = u64::MAX;
     let relay = Relay::with(config).await;
-    let olga = relay.operator().await;
-    let path = format!("/v1/packs/{}", id(b"pack"));
-    assert_eq!(code(olga.put(&path, b"pack".to_vec()).await), Code::DiskFull);
+    let olga = relay.stranger().being(&olga);
+    let refused = olga.put(&format!("/v1/packs/{}", id(b"pack")), b"pack".to_vec()).await.unwrap_err();
+    assert_eq!((refused.code, refused.title.as_str()), (Code::DiskFull, "the relay's disk is nearly full"));
     invited(&olga, Role::Member, "ada").await;
+    let served = olga.send(olga.request(Method::GET, &path)).await.unwrap();
+    assert_eq!(served.bytes().await.unwrap(), &b"published"[..]);
     relay.stop().await;
 }

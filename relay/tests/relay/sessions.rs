@@ -21,7 +21,7 @@ fn quick(dir: &std::path::Path) -> Config {
     config
 }
 
-fn offer() -> ToRelay {
+pub(crate) fn offer() -> ToRelay {
     let gpu = OfferedGpu {
         uuid: GpuUuid("GPU-standin-1".to_owned()),
         name: "stand-in".to_owned(),
@@ -42,7 +42,7 @@ fn offer() -> ToRelay {
 }
 
 /// A job whose key every one of these devices can unwrap.
-fn job_for(n: u8, clients: &[&Client]) -> Submit {
+pub(crate) fn job_for(n: u8, clients: &[&Client]) -> Submit {
     let key =
         |client: &&Client| WrappedKey { device: client.joined().device.clone(), wrapped: Blob(vec![4; 80]) };
     Submit { keys: clients.iter().map(key).collect(), ..job(n) }
@@ -59,7 +59,7 @@ async fn assigned(socket: &mut Socket) -> Assignment {
     }
 }
 
-async fn running(socket: &mut Socket) -> AttemptRef {
+pub(crate) async fn running(socket: &mut Socket) -> AttemptRef {
     let attempt = assigned(socket).await.attempt;
     for state in [AttemptState::Ready, AttemptState::Running] {
         socket.say(&ToRelay::State { attempt: attempt.clone(), state, note: None }).await;

@@ -185,6 +185,7 @@ impl World {
             Operation::Upload { snapshot } => match self.hosts[host].snapshots.get(&snapshot) {
                 Some(content) => {
                     self.store.insert(snapshot, *content);
+                    self.sent.insert(snapshot, self.at);
                     Ok(Outcome::Uploaded)
                 }
                 None => Err(Trouble::Refused { reason: "no such snapshot".to_owned() }),
@@ -213,6 +214,15 @@ impl World {
         let Some(program) = self.program(attempt) else { return Ok(Outcome::Staged) };
         let content = match from {
             None => program.begin(),
+            Some(snapshot) if self.is_swept(&snapshot) => {
+                if self.counts_at_relay(attempt) {
+                    self.fail(format!(
+                        "{attempt} counts and goes on from {snapshot:?}, which a sweep removes"
+                    ));
+                }
+                self.stats.swept += 1;
+                return Err(Trouble::Refused { reason: "there is no such snapshot".to_owned() });
+            }
             Some(snapshot) => match self.store.get(&snapshot) {
                 Some(content) => *content,
                 None => {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use gpunion_protocol::ids::{DeviceId, Epoch};
+use gpunion_protocol::ids::{AttemptRef, DeviceId, Epoch, SnapshotId};
 use gpunion_protocol::session::{ToAgent, ToRelay};
 use gpunion_relay::broker::{
     Broker, Change, Config, Effect, Event, Key, Record, Reply, RequestId, SessionId,
@@ -17,6 +17,9 @@ use super::net::Luck;
 use super::script::Small;
 use super::stats::Crash;
 use super::world::{Due, World};
+
+/// What nobody counted on for so long is swept, in milliseconds; a relay waits far longer.
+const GRACE: u64 = 20_000;
 
 pub(super) struct RelayHost {
     pub(super) clock: super::clock::Clock,
@@ -377,8 +380,30 @@ impl World {
         {
             return self.fail(format!("agent {host} names {snapshot:?} before it is whole at the relay"));
         }
+        if let Some((attempt, snapshot)) = attempt_of(&message).zip(named)
+            && self.is_swept(&snapshot)
+        {
+            // What the session's reader says; the broker hears nothing of it.
+            self.stats.swept += 1;
+            let device = self.hosts[host].device.clone();
+            let (attempt, reason) = (attempt.clone(), "it is not at the relay".to_owned());
+            let message = ToAgent::PublishRefused { attempt, snapshot, reason };
+            return self.relay_effect(Effect::Send { device, message }, self.at);
+        }
         let device = self.hosts[host].device.clone();
         self.broker(Event::From { device, session, message });
+    }
+
+    /// Nothing names it, and nobody has counted on it for as long as a hasty sweep waits.
+    pub(super) fn is_swept(&self, snapshot: &SnapshotId) -> bool {
+        let old = self.sent.get(snapshot).is_none_or(|at| at + GRACE < self.at);
+        let named = |broker: &Broker| broker.roots().needed.contains(snapshot);
+        old && self.relay.broker.as_ref().is_some_and(|broker| !named(broker))
+    }
+
+    pub(super) fn counts_at_relay(&self, attempt: &AttemptRef) -> bool {
+        let newest = self.relay.broker.as_ref().and_then(|broker| broker.newest(&attempt.job));
+        newest.is_some_and(|newest| newest.token == attempt.token && !newest.state.is_ended())
     }
 
     pub(super) fn relay_learns_cut(&mut self, host: usize, session: SessionId, relay_run: u64) {
@@ -415,6 +440,21 @@ impl World {
             | Effect::Forget { .. }
             | Effect::Disconnect { .. } => None,
         })
+    }
+}
+
+fn attempt_of(message: &ToRelay) -> Option<&AttemptRef> {
+    match message {
+        ToRelay::Publish { attempt, .. } | ToRelay::Ended { attempt, .. } => Some(attempt),
+        ToRelay::Hello { .. }
+        | ToRelay::Offer { .. }
+        | ToRelay::Renew { .. }
+        | ToRelay::State { .. }
+        | ToRelay::Leaving { .. }
+        | ToRelay::ImageDigest { .. }
+        | ToRelay::Log { .. }
+        | ToRelay::Wrapped { .. }
+        | ToRelay::Beat => None,
     }
 }
 

@@ -66,6 +66,8 @@ pub struct Stats {
     pub commits_failed: u64,
     pub batches: u64,
     pub restores: u64,
+    /// Snapshots that were wanted after a sweep.
+    pub swept: u64,
     /// Kills of agents and of the relay, by the point of the driver.
     pub crashes: BTreeMap<String, u64>,
     pub reclaims: u64,
@@ -146,6 +148,7 @@ impl Stats {
             commits_failed,
             batches,
             restores,
+            swept,
             crashes,
             reclaims,
             reclaims_by_hand,
@@ -185,6 +188,7 @@ impl Stats {
         self.commits_failed += commits_failed;
         self.batches += batches;
         self.restores += restores;
+        self.swept += swept;
         for (point, count) in crashes {
             *self.crashes.entry(point.clone()).or_default() += count;
         }

@@ -50,6 +50,8 @@ pub(super) struct World {
     pub(super) hosts: Vec<Host>,
     /// What the relay's store of packs holds; on its disk.
     pub(super) store: BTreeMap<SnapshotId, Content>,
+    /// When each of them was sent last.
+    pub(super) sent: BTreeMap<SnapshotId, u64>,
     pub(super) jobs: Vec<PlannedJob>,
     pub(super) by_id: BTreeMap<JobId, usize>,
     pub(super) reference: Reference,
@@ -292,6 +294,7 @@ impl World {
             order: 0,
             net,
             store: BTreeMap::new(),
+            sent: BTreeMap::new(),
             jobs: Vec::new(),
             by_id: BTreeMap::new(),
             reference: Reference::default(),

@@ -55,6 +55,38 @@ fn a_job_runs_and_its_result_is_told_with_its_end() {
 }
 
 #[test]
+fn an_end_whose_result_is_not_at_the_relay_any_more_is_told_without_it() {
+    let mut world = World::sharing();
+    let name = attempt(1);
+    world.run(&name);
+    world.init(&name, FromInit::Exited(Exit::Code { code: 0 }));
+    world.gone(&name);
+    world.work(&name);
+    world.work(&name);
+    let told = |effects: &[Effect]| {
+        effects.iter().rev().find_map(|effect| match effect {
+            Effect::ToRelay(ToRelay::Ended { result, .. }) => Some(*result),
+            _ => None,
+        })
+    };
+    let result = told(&world.take()).unwrap().unwrap();
+    let refuse = |world: &mut World, snapshot| {
+        let (attempt, reason) = (name.clone(), "it is not here".to_owned());
+        world.on(Event::Relay(Box::new(ToAgent::PublishRefused { attempt, snapshot, reason })));
+    };
+    refuse(&mut world, snapshot(99));
+    assert_eq!(told(&world.take()), None, "of something else");
+    refuse(&mut world, result);
+    assert_eq!(ended(&world.take()), Some((EndCause::Exited { code: 0 }, false)));
+    world.crash();
+    world.arrive();
+    assert_eq!(told(&world.take()), Some(None), "and it stays so");
+    world.on(Event::Relay(Box::new(ToAgent::EndSeen { attempt: name.clone() })));
+    refuse(&mut world, result);
+    assert_eq!(told(&world.take()), None, "nor when the relay knows it");
+}
+
+#[test]
 fn the_exit_is_on_disk_before_init_may_forget_it() {
     let mut world = World::sharing();
     let name = attempt(1);

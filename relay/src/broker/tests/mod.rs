@@ -15,6 +15,7 @@ mod mass_loss;
 mod moves;
 mod placing;
 mod random;
+mod roots;
 mod thrash;
 mod turns;
 mod wakes;
