@@ -117,11 +117,18 @@ mod tests {
     }
 
     #[test]
-    fn the_pace_is_that_of_the_last_upload_that_was_large_enough() {
-        let mut pace = Pace::default();
-        pace.sent(100 << 20, Millis(1_000));
-        assert_eq!(pace.time_for(200 << 20), Millis(2_000));
-        pace.sent(1 << 10, Millis(1_000));
-        assert_eq!(pace.time_for(200 << 20), Millis(2_000), "a small one says nothing of the link");
+    fn the_pace_is_that_of_the_last_upload_that_tells_of_the_link() {
+        let time = |sent: &[(u64, u64)]| {
+            let mut pace = Pace::default();
+            for (bytes, took) in sent {
+                pace.sent(*bytes, Millis(*took));
+            }
+            pace.time_for(80 << 20)
+        };
+        assert_eq!(time(&[]), Millis(8_000), "10 MiB a second until one was measured");
+        assert_eq!(time(&[(8 << 20, 500)]), Millis(5_000));
+        assert_eq!(time(&[((8 << 20) - 1, 500)]), Millis(8_000), "a small one says nothing of the link");
+        assert_eq!(time(&[(80 << 20, 4_000), (1 << 10, 1)]), Millis(4_000), "nor after a large one");
+        assert_eq!(time(&[(80 << 20, 0)]), Millis(8_000), "it took no time that could be told");
     }
 }

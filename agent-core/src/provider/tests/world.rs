@@ -14,7 +14,7 @@ use gpunion_protocol::units::Bytes;
 
 use super::super::Provider;
 use super::super::effect::{Effect, Operation};
-use super::super::event::{CallId, Engine, Event, Found, Inventory, OpId, Outcome, Taken};
+use super::super::event::{CallId, Engine, Event, Found, Inventory, OpId, Outcome, Taken, Trouble};
 use super::super::record::{Change, Key, Record};
 use crate::gpu::verify::ProcessId;
 
@@ -156,13 +156,23 @@ impl World {
     }
 
     pub(super) fn gpu(&mut self, used: u64, processes: &[(u32, u64, u64)]) {
+        self.gpu_as(used, processes, |_| {});
+    }
+
+    /// The same, with this one thing different.
+    pub(super) fn gpu_as(
+        &mut self,
+        used: u64,
+        processes: &[(u32, u64, u64)],
+        change: impl FnOnce(&mut GpuSample),
+    ) {
         let list = processes.iter().map(|(pid, start, memory)| GpuProcess {
             pid: *pid,
             start_time: Some(*start),
             memory: Some(*memory),
             container: (*pid == PROCESS.pid).then(|| "container".to_owned()),
         });
-        let sample = GpuSample {
+        let mut sample = GpuSample {
             uuid: GpuUuid(GPU.to_owned()),
             name: "test".to_owned(),
             standin: true,
@@ -177,12 +187,55 @@ impl World {
             state: GpuState::Ok,
             taken_at: self.now.boot,
         };
+        change(&mut sample);
         let view = GpuView {
             source: GpuSource::Ready { version: None },
             gpus: BTreeMap::from([(sample.uuid.clone(), sample)]),
             troubles: Vec::new(),
         };
         self.on(Event::Gpus(Box::new(view)));
+    }
+
+    /// The driver lists no GPU.
+    pub(super) fn no_gpu(&mut self) {
+        self.on(Event::Gpus(Box::new(GpuView::none("no GPU is here"))));
+    }
+
+    /// From here on nothing but what is under way asks to be woken: no relay, no figures that get old,
+    /// no list of containers that is due.
+    pub(super) fn alone(&mut self) {
+        self.on(Event::LinkDown { why: "cut".to_owned() });
+        self.no_gpu();
+        self.pass(Millis::from_secs(30));
+        self.take();
+    }
+
+    /// In how many milliseconds the machine wants to be woken.
+    pub(super) fn wakes_in(&self) -> Option<u64> {
+        self.provider.poll_timeout().map(|at| (at - self.now.boot).0)
+    }
+
+    /// The running operation fails; it may work the next time.
+    pub(super) fn away(&mut self, name: &AttemptRef) {
+        self.trouble(name, Trouble::Away { why: "no answer".to_owned() });
+    }
+
+    /// The running operation fails, and can't work as it is.
+    pub(super) fn refuse(&mut self, name: &AttemptRef) {
+        self.trouble(name, Trouble::Refused { reason: "a file can't be read".to_owned() });
+    }
+
+    fn trouble(&mut self, name: &AttemptRef, trouble: Trouble) {
+        let (op, _) = self.ops.remove(name).expect("an operation runs");
+        self.on(Event::Done { attempt: name.clone(), op, outcome: Err(trouble) });
+    }
+
+    pub(super) fn op(&self, name: &AttemptRef) -> Option<Operation> {
+        self.ops.get(name).map(|(_, what)| *what)
+    }
+
+    pub(super) fn relay(&mut self, message: ToAgent) {
+        self.on(Event::Relay(Box::new(message)));
     }
 
     pub(super) fn assign(&mut self, name: &AttemptRef) {
@@ -213,11 +266,16 @@ impl World {
 
     /// Prepares and starts the attempt.
     pub(super) fn run(&mut self, name: &AttemptRef) {
-        self.assign(name);
+        self.run_this(assignment(name, &[GPU]));
+    }
+
+    pub(super) fn run_this(&mut self, assignment: Assignment) {
+        let name = assignment.attempt.clone();
+        self.assign_this(assignment);
         for _ in 0..4 {
-            self.work(name);
+            self.work(&name);
         }
-        self.init(name, FromInit::Started { pid: 2 });
+        self.init(&name, FromInit::Started { pid: 2 });
     }
 
     pub(super) fn init(&mut self, name: &AttemptRef, word: FromInit) {
