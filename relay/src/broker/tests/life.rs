@@ -350,7 +350,7 @@ fn hold(w: &mut World, job: &gpunion_protocol::ids::JobId) {
 
 impl World {
     /// Waits until it goes to a provider again.
-    fn until_placed(&mut self, job: &gpunion_protocol::ids::JobId) {
+    pub(super) fn until_placed(&mut self, job: &gpunion_protocol::ids::JobId) {
         for _ in 0..30 {
             if !self.broker.is_waiting(job) {
                 return;

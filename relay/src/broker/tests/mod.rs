@@ -5,6 +5,7 @@ mod ahead;
 mod aside;
 mod bounds;
 mod departures;
+mod edges;
 mod finished;
 mod good_world;
 mod group;
@@ -15,6 +16,8 @@ mod moves;
 mod placing;
 mod random;
 mod thrash;
+mod turns;
+mod wakes;
 mod why;
 
 use std::collections::BTreeMap;
