@@ -3,13 +3,13 @@
 
 use gpunion_protocol::http::{Role, Submit};
 use gpunion_protocol::ids::{DeviceId, JobId};
-use gpunion_protocol::job::{EndCause, JobState, WrappedKey};
+use gpunion_protocol::job::{Checkpoint, EndCause, JobState, Quality, WrappedKey};
 use gpunion_protocol::offer::Offer;
 use gpunion_protocol::session::{ToAgent, ToRelay};
 use gpunion_protocol::time::Millis;
 use gpunion_protocol::units::{Bytes, Span};
 
-use super::{Effect, GIB, World, assigned, offer, sent, snapshot};
+use super::{Effect, GIB, World, assigned, checkpoint, offer, sent, snapshot};
 use crate::broker::{By, Event};
 
 fn name(w: &World, job: &JobId) -> String {
@@ -128,6 +128,31 @@ fn a_program_that_fails_after_a_checkpoint_of_its_own_has_failed() {
     w.end(&lab, &attempt, cause.clone(), Some(3));
     assert_eq!(w.state(&job), JobState::Failed { cause });
     assert_eq!(w.broker.job_view(&job, &ada).unwrap().result, Some(snapshot(3)), "what it left is kept");
+}
+
+#[test]
+fn what_a_program_said_that_it_saved_is_kept_and_gone_back_to() {
+    let mut w = World::new();
+    let (ada, _) = w.join(Role::Operator, "ada");
+    w.provider("lab-1", &[8]);
+    let job = w.submit(&ada, |_| {});
+    let (lab, attempt) = w.run(&job);
+    w.publish(&lab, &attempt, 1);
+    for n in 2..=9 {
+        let checkpoint = Checkpoint { quality: Quality::Running, ..checkpoint(&attempt, n) };
+        w.say(&lab, ToRelay::Publish { attempt: attempt.clone(), checkpoint, age: Millis(0) });
+    }
+    let chain = |w: &World| -> Vec<_> {
+        w.broker.job_view(&job, &ada).unwrap().checkpoints.iter().map(|c| c.snapshot).collect()
+    };
+    assert_eq!(chain(&w), [snapshot(1), snapshot(9)]);
+    w.end(&lab, &attempt, EndCause::Left, None);
+    assert_eq!(w.broker.newest(&job).unwrap().from, Some(snapshot(9)), "it goes on from the newest");
+    end(&mut w, &job, EndCause::Exited { code: 1 });
+    let (lab, attempt) = w.run(&job);
+    assert_eq!(w.broker.newest(&job).unwrap().from, Some(snapshot(1)), "or from what was surely whole");
+    w.publish(&lab, &attempt, 10);
+    assert_eq!(chain(&w), [snapshot(1), snapshot(10)], "the one that it could not read is gone");
 }
 
 fn offered(w: &mut World, device: &DeviceId, offer: Offer) {
