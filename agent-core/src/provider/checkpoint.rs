@@ -1,8 +1,9 @@
 //! Checkpoints of a running attempt: when one is due, and the steps of taking one.
 //!
 //! Pass one reads while the job computes; then init stops it, pass two reads what changed since,
-//! and it goes on. The packs travel after that. One is due each `every` of the spec, and when
-//! the program says that it saved. A stop longer than the spec's `stop_max` is given up.
+//! and it goes on. The packs travel after that. One is due each `every` of the spec, else when
+//! `interval.rs` says, and soon when the program says that it saved: what it says so of is worth
+//! more. A stop longer than the spec's `stop_max` is given up.
 
 use gpunion_protocol::guest::ToInit;
 use gpunion_protocol::ids::{AttemptRef, SnapshotId, Token};
@@ -14,6 +15,7 @@ use super::Provider;
 use super::attempt::Attempt;
 use super::effect::{Effect, Operation};
 use super::event::{Outcome, Taken};
+use super::interval::Costs;
 use super::record::Phase;
 
 /// After one that followed the word `saved`, the next waits so many times what it took: a
@@ -33,6 +35,9 @@ pub(super) struct Checkpoints {
     /// No sooner than this for the sake of `saved` alone.
     rested: BootMs,
     began: BootMs,
+    costs: Costs,
+    /// How long it is from one to the next now.
+    pub(super) every: Millis,
     /// What the newest accepted checkpoint held, to tell whether anything changed since.
     accepted: Option<(i64, Quality)>,
     pub(super) last: Option<(WallMs, Millis)>,
@@ -69,22 +74,41 @@ impl Whole {
 }
 
 impl Checkpoints {
-    pub(super) fn new(due: BootMs) -> Self {
-        Self {
+    /// `set` by the spec, or this provider departs after so long.
+    pub(super) fn new(set: Option<Millis>, departs: Millis, now: BootMs) -> Self {
+        let mut checkpoints = Self {
             step: Step::Idle,
-            due,
+            due: now,
             saved_ns: None,
             saved_news: false,
             rested: BootMs(0),
             began: BootMs(0),
+            costs: Costs::new(now),
+            every: Millis(0),
             accepted: None,
             last: None,
             result: None,
+        };
+        checkpoints.plan(set, departs, now);
+        checkpoints
+    }
+
+    /// When the next is due, if nobody says `saved`.
+    fn plan(&mut self, set: Option<Millis>, departs: Millis, now: BootMs) {
+        self.every = set.unwrap_or_else(|| self.costs.interval(departs));
+        self.due = now + self.every;
+        if set.is_none() {
+            self.due = self.due.max(self.costs.not_before());
         }
     }
 
-    pub(super) fn restart(&mut self, due: BootMs) {
-        *self = Self::new(due);
+    /// It is over, taken or not.
+    fn rest(&mut self, set: Option<Millis>, departs: Millis, now: BootMs) {
+        let took = now - self.began;
+        self.step = Step::Idle;
+        self.costs.is_over(now);
+        self.rested = (now + Millis(took.0.saturating_mul(REST))).max(self.costs.not_before());
+        self.plan(set, departs, now);
     }
 
     pub(super) fn saved(&mut self, at_ns: i64) {
@@ -210,6 +234,7 @@ impl Provider {
         checkpoints.step = Step::PassOne { round: 1, since: now.boot };
         checkpoints.saved_news = false;
         checkpoints.began = now.boot;
+        checkpoints.costs.begins(now.boot);
         self.run(name, Operation::PassOne, out);
     }
 
@@ -234,14 +259,17 @@ impl Provider {
             }
             (Step::PassOne { .. }, Outcome::PassOne) => {
                 attempt.checkpoints.step = Step::Stopping { seq, since: now.boot };
+                attempt.checkpoints.costs.stops(now.boot);
                 Self::say(name, ToInit::Stop { seq }, out);
             }
             (Step::PassTwo { since }, Outcome::Taken(taken)) => {
                 Self::say(name, ToInit::GoOn { seq }, out);
+                attempt.checkpoints.costs.goes_on(now.boot);
                 self.checkpoint_taken(name, taken, now.boot - since, now, out);
             }
             (Step::Uploading(whole), Outcome::Uploaded) => {
                 out.push(whole.publish(name, now));
+                attempt.checkpoints.costs.is_sent(now.boot);
                 attempt.checkpoints.step = Step::Publishing(whole);
             }
             // What was not asked for in this step changes nothing.
@@ -314,14 +342,17 @@ impl Provider {
     }
 
     fn checkpoint_rest(&mut self, name: &AttemptRef, now: Now) {
+        let departs = self.departs_after(now);
         let Some(attempt) = self.attempts.get_mut(name) else { return };
-        let every = attempt.record.assignment.spec.checkpoint.every.0;
-        let checkpoints = &mut attempt.checkpoints;
-        let took = now.boot - checkpoints.began;
-        checkpoints.step = Step::Idle;
-        checkpoints.due = now.boot + every;
-        checkpoints.rested = now.boot + Millis(took.0.saturating_mul(REST));
+        attempt.checkpoints.rest(attempt.every_set(), departs, now.boot);
         attempt.succeeded();
+    }
+
+    /// Its program begins: all is counted from now.
+    pub(super) fn plan_checkpoints(&mut self, name: &AttemptRef, now: Now) {
+        let departs = self.departs_after(now);
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        attempt.checkpoints = Checkpoints::new(attempt.every_set(), departs, now.boot);
     }
 
     /// Something about it failed: the job goes on, the next one is tried when it is due.
@@ -337,7 +368,7 @@ impl Provider {
         attempt.note = Some(why.to_owned());
         if matches!(attempt.checkpoints.step, Step::Uploading(_)) {
             // The snapshot is whole and still here: only its way to the relay is tried again.
-            let every = attempt.record.assignment.spec.checkpoint.every.0;
+            let every = attempt.checkpoints.every;
             if now.boot - attempt.checkpoints.began < every.max(Millis::from_secs(60)) {
                 attempt.retry_later(now);
                 return self.tell_state(name, out);
