@@ -24,7 +24,7 @@ const OF_RUN: u64 = 50;
 /// What one is taken to cost before one was taken.
 const COST_UNKNOWN: Millis = Millis(1_000);
 const SHORTEST: Millis = Millis::from_secs(15);
-const LONGEST: Millis = Millis::from_secs(30 * 60);
+pub(super) const LONGEST: Millis = Millis::from_secs(30 * 60);
 
 const HOUR: i64 = 3_600_000;
 const WEEK: i64 = 7 * 24 * HOUR;

@@ -224,6 +224,58 @@ fn all_that_are_taken_in_some_hours_cost_a_fiftieth_at_most() {
 }
 
 #[test]
+fn a_stop_that_is_too_long_is_cut_told_once_and_tried_later_after_reading_more() {
+    let notes = |world: &mut World| {
+        let note = |effect: &Effect| match effect {
+            Effect::ToRelay(ToRelay::State { note: Some(note), .. }) => Some(note.contains("given up")),
+            _ => None,
+        };
+        world.take().iter().filter_map(note).filter(|given_up| *given_up).count()
+    };
+    let mut world = running();
+    world.pass(EVERY);
+    // How many rounds a first pass has whose every round takes so long.
+    let rounds = |world: &mut World, took: u64| {
+        for round in 1.. {
+            world.pass(Millis(took));
+            assert_eq!(world.work(&attempt(1)), Some(Operation::PassOne));
+            if op(world).is_none() {
+                return round;
+            }
+        }
+        0
+    };
+    let cut = |world: &mut World| {
+        stopped(world);
+        world.take();
+        world.pass(STOP_MAX);
+        assert_eq!(op(world), None);
+        assert!(goes_on(world));
+    };
+    assert_eq!(rounds(&mut world, 1_500), 1, "short enough");
+    cut(&mut world);
+    assert_eq!(notes(&mut world), 1);
+    for (wait, read, told) in [(2, 4, 0), (4, 5, 0), (6, 6, 0), (6, 6, 0)] {
+        world.pass(Millis(wait * EVERY.0 - 1));
+        assert_eq!(op(&world), None, "not before {wait} times as long");
+        world.pass(Millis(1));
+        assert_eq!(rounds(&mut world, 1_500), read);
+        cut(&mut world);
+        assert_eq!(notes(&mut world), told);
+    }
+    world.pass(Millis(6 * EVERY.0));
+    assert_eq!(rounds(&mut world, 250), 1, "short enough for an eighth of the stop");
+    stopped(&mut world);
+    world.work(&attempt(1));
+    world.work(&attempt(1));
+    accepted(&mut world);
+    world.pass(EVERY);
+    assert_eq!(rounds(&mut world, 2_000), 1, "one was taken: all is as it was");
+    cut(&mut world);
+    assert_eq!(notes(&mut world), 1, "and it is told again");
+}
+
+#[test]
 fn what_has_not_changed_is_not_sent_again() {
     let mut world = running();
     world.pass(EVERY);
