@@ -147,6 +147,9 @@ pub struct GuestStatus {
     /// Last checkpoint that counts, and how long the job stood still for it.
     pub checkpoint: Option<WallMs>,
     pub stopped_ms: Option<u64>,
+    /// How long it is from one to the next now, unless the program says that it saved.
+    #[serde(default)]
+    pub checkpoint_every: Option<Span>,
     pub disk_used: Option<u64>,
     pub processes: Option<u32>,
     /// What it contacted; absent for a guest without egress.

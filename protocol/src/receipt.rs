@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::egress::Contacts;
 use crate::ids::{AttemptRef, GpuUuid};
+use crate::job::EndCause;
 use crate::time::{Millis, WallMs};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,6 +98,9 @@ pub struct HistoryEntry {
     pub until: WallMs,
     pub lasted: Millis,
     pub ended: String,
+    /// The same in one word; absent in entries of an earlier version.
+    #[serde(default)]
+    pub cause: Option<EndCause>,
     #[serde(default)]
     pub receipt: Option<Receipt>,
     /// What it contacted; absent for a guest without egress.

@@ -81,8 +81,10 @@ impl Default for Resources {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointRules {
-    #[serde(default = "CheckpointRules::every")]
-    pub every: Span,
+    /// Absent: the provider finds it, from what a checkpoint costs there and how often it leaves. (Not
+    /// written then: earlier agents and relays take a text or nothing.)
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<Span>,
     #[serde(default = "CheckpointRules::signal")]
     pub signal: String,
     /// Wanted; the owner's limit wins.
@@ -94,10 +96,6 @@ pub struct CheckpointRules {
 }
 
 impl CheckpointRules {
-    fn every() -> Span {
-        Span(Millis::from_secs(300))
-    }
-
     fn signal() -> String {
         "SIGTERM".to_owned()
     }
@@ -113,12 +111,7 @@ impl CheckpointRules {
 
 impl Default for CheckpointRules {
     fn default() -> Self {
-        Self {
-            every: Self::every(),
-            signal: Self::signal(),
-            grace: Self::grace(),
-            stop_max: Self::stop_max(),
-        }
+        Self { every: None, signal: Self::signal(), grace: Self::grace(), stop_max: Self::stop_max() }
     }
 }
 
@@ -310,7 +303,7 @@ impl JobSpec {
         if self.writable_root {
             return bad("writable_root", "what a guest writes outside its workspace is not counted in this version; write to /workspace, or put it into the image".to_owned());
         }
-        if self.checkpoint.every < Span(Millis::from_secs(1)) {
+        if self.checkpoint.every.is_some_and(|every| every < Span(Millis::from_secs(1))) {
             return bad("checkpoint.every", "must be at least 1 s".to_owned());
         }
         if self.signal_number().is_none() {
@@ -424,8 +417,24 @@ at = "/data"
         let spec = from_toml(DESIGN).unwrap();
         spec.check().unwrap();
         assert_eq!(spec.resources.gpu_memory, Bytes(10 << 30));
-        assert_eq!(spec.checkpoint.every, Span(Millis::from_secs(300)));
+        assert_eq!(spec.checkpoint.every, Some(Span(Millis::from_secs(300))));
         assert_eq!(from_json(&serde_json::to_string(&spec).unwrap()).unwrap(), spec);
+    }
+
+    #[test]
+    fn whether_the_spec_sets_its_checkpoints_is_known_and_an_earlier_peer_reads_it() {
+        let spec = from_toml("image = \"python:3.12\"\n[checkpoint]\ngrace = \"30 s\"").unwrap();
+        assert_eq!(spec.checkpoint.every, None);
+        let json = serde_json::to_value(&spec).unwrap();
+        assert_eq!(json["checkpoint"].get("every"), None, "null is no duration: {json}");
+        assert_eq!(serde_json::from_value::<JobSpec>(json).unwrap(), spec);
+        let every = |text: &str| {
+            let mut spec = JobSpec::of_image("python:3.12");
+            spec.checkpoint = toml::from_str(&format!("every = \"{text}\"")).unwrap();
+            spec.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(every("1 s"), Ok(()));
+        assert!(every("999 ms").unwrap_err().contains("checkpoint.every"));
     }
 
     #[test]

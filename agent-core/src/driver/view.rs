@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use gpunion_protocol::gpu::GpuSource;
 use gpunion_protocol::local::{AgentStatus, EngineStatus, GpuStatus, GroupStatus, GuestStatus, Snapshot};
 use gpunion_protocol::time::Now;
+use gpunion_protocol::units::Span;
 
 use crate::config::{GroupFile, Locked, Membership};
 use crate::container::{EngineFacts, GpuWay};
@@ -120,6 +121,7 @@ fn guest(attempt: &Attempt) -> GuestStatus {
         note: attempt.note.clone(),
         checkpoint: checkpoint.map(|(at, _)| at),
         stopped_ms: checkpoint.map(|(_, stood)| stood.0),
+        checkpoint_every: Some(Span(attempt.checkpoint_every())),
         disk_used: attempt.disk_used,
         processes: attempt.processes,
         contacts: attempt.record.contacts.clone(),

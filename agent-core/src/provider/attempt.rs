@@ -8,6 +8,7 @@ use gpunion_protocol::time::{BootMs, Millis, Now, WallMs};
 use super::checkpoint::{Checkpoints, Whole};
 use super::effect::Operation;
 use super::event::OpId;
+use super::interval::DEPARTS;
 use super::leave::Leave;
 use super::record::{AttemptRecord, Phase};
 
@@ -53,11 +54,11 @@ pub struct Attempt {
 
 impl Attempt {
     pub(super) fn new(record: AttemptRecord, now: Now) -> Self {
-        let every = record.assignment.spec.checkpoint.every.0;
+        let every = record.assignment.spec.checkpoint.every.map(|every| every.0);
         Self {
             record,
             life: Life::Unborn,
-            checkpoints: Checkpoints::new(now.boot + every),
+            checkpoints: Checkpoints::new(every, DEPARTS, now.boot),
             leave: Leave::default(),
             lease_until: None,
             lease_over: false,
@@ -125,6 +126,16 @@ impl Attempt {
     /// When the newest checkpoint of this attempt was accepted, and how long the job stood still.
     pub fn last_checkpoint(&self) -> Option<(WallMs, Millis)> {
         self.checkpoints.last
+    }
+
+    /// How long it is from one checkpoint to the next now.
+    pub fn checkpoint_every(&self) -> Millis {
+        self.checkpoints.every
+    }
+
+    /// What the spec says of that.
+    pub(super) fn every_set(&self) -> Option<Millis> {
+        self.record.assignment.spec.checkpoint.every.map(|every| every.0)
     }
 
     pub(super) fn begin_op(&mut self, op: OpId, what: Operation) {

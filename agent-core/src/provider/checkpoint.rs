@@ -1,8 +1,9 @@
 //! Checkpoints of a running attempt: when one is due, and the steps of taking one.
 //!
 //! Pass one reads while the job computes; then init stops it, pass two reads what changed since,
-//! and it goes on. The packs travel after that. One is due each `every` of the spec, and when
-//! the program says that it saved. A stop longer than the spec's `stop_max` is given up.
+//! and it goes on. The packs travel after that. One is due each `every` of the spec, else when
+//! `interval.rs` says, and soon when the program says that it saved: what it says so of is worth
+//! more. A stop longer than the spec's `stop_max` is cut, and the next try reads more beforehand.
 
 use gpunion_protocol::guest::ToInit;
 use gpunion_protocol::ids::{AttemptRef, SnapshotId, Token};
@@ -14,6 +15,7 @@ use super::Provider;
 use super::attempt::Attempt;
 use super::effect::{Effect, Operation};
 use super::event::{Outcome, Taken};
+use super::interval::{Costs, LONGEST};
 use super::record::Phase;
 
 /// After one that followed the word `saved`, the next waits so many times what it took: a
@@ -33,6 +35,11 @@ pub(super) struct Checkpoints {
     /// No sooner than this for the sake of `saved` alone.
     rested: BootMs,
     began: BootMs,
+    costs: Costs,
+    /// How long it is from one to the next now.
+    pub(super) every: Millis,
+    /// Stops in a row that were cut.
+    cuts: u32,
     /// What the newest accepted checkpoint held, to tell whether anything changed since.
     accepted: Option<(i64, Quality)>,
     pub(super) last: Option<(WallMs, Millis)>,
@@ -69,22 +76,51 @@ impl Whole {
 }
 
 impl Checkpoints {
-    pub(super) fn new(due: BootMs) -> Self {
-        Self {
+    /// `set` by the spec, or this provider departs after so long.
+    pub(super) fn new(set: Option<Millis>, departs: Millis, now: BootMs) -> Self {
+        let mut checkpoints = Self {
             step: Step::Idle,
-            due,
+            due: now,
             saved_ns: None,
             saved_news: false,
             rested: BootMs(0),
             began: BootMs(0),
+            costs: Costs::new(now),
+            every: Millis(0),
+            cuts: 0,
             accepted: None,
             last: None,
             result: None,
+        };
+        checkpoints.plan(set, departs, now);
+        checkpoints
+    }
+
+    /// When the next is due, if nobody says `saved`.
+    fn plan(&mut self, set: Option<Millis>, departs: Millis, now: BootMs) {
+        self.every = set.unwrap_or_else(|| self.costs.interval(departs));
+        // One that does not fit into its stop now will hardly fit in a moment.
+        let later = Millis(self.every.0.saturating_mul(1 << self.cuts.min(10)));
+        self.due = now + later.min(LONGEST.max(self.every));
+        if set.is_none() {
+            self.due = self.due.max(self.costs.not_before());
         }
     }
 
-    pub(super) fn restart(&mut self, due: BootMs) {
-        *self = Self::new(due);
+    /// It is over, taken or not.
+    fn rest(&mut self, set: Option<Millis>, departs: Millis, now: BootMs) {
+        let took = now - self.began;
+        self.step = Step::Idle;
+        self.costs.is_over(now);
+        self.rested = (now + Millis(took.0.saturating_mul(REST))).max(self.costs.not_before());
+        self.plan(set, departs, now);
+    }
+
+    /// One round more of the first pass leaves less to the second. After a stop that was cut, a round
+    /// must be shorter to be the last.
+    fn reads_again(&self, round: u32, took: Millis, stop_max: Millis) -> bool {
+        let cuts = self.cuts.min(ROUNDS);
+        round < ROUNDS + cuts && took.0 > stop_max.0 >> cuts
     }
 
     pub(super) fn saved(&mut self, at_ns: i64) {
@@ -210,6 +246,7 @@ impl Provider {
         checkpoints.step = Step::PassOne { round: 1, since: now.boot };
         checkpoints.saved_news = false;
         checkpoints.began = now.boot;
+        checkpoints.costs.begins(now.boot);
         self.run(name, Operation::PassOne, out);
     }
 
@@ -227,21 +264,25 @@ impl Provider {
         let step = std::mem::replace(&mut attempt.checkpoints.step, Step::Idle);
         match (step, outcome) {
             (Step::PassOne { round, since }, Outcome::PassOne)
-                if round < ROUNDS && now.boot - since > stop_max(attempt) =>
+                if attempt.checkpoints.reads_again(round, now.boot - since, stop_max(attempt)) =>
             {
                 attempt.checkpoints.step = Step::PassOne { round: round + 1, since: now.boot };
                 self.run(name, Operation::PassOne, out);
             }
             (Step::PassOne { .. }, Outcome::PassOne) => {
                 attempt.checkpoints.step = Step::Stopping { seq, since: now.boot };
+                attempt.checkpoints.costs.stops(now.boot);
                 Self::say(name, ToInit::Stop { seq }, out);
             }
             (Step::PassTwo { since }, Outcome::Taken(taken)) => {
                 Self::say(name, ToInit::GoOn { seq }, out);
+                attempt.checkpoints.costs.goes_on(now.boot);
+                attempt.checkpoints.cuts = 0;
                 self.checkpoint_taken(name, taken, now.boot - since, now, out);
             }
             (Step::Uploading(whole), Outcome::Uploaded) => {
                 out.push(whole.publish(name, now));
+                attempt.checkpoints.costs.is_sent(now.boot);
                 attempt.checkpoints.step = Step::Publishing(whole);
             }
             // What was not asked for in this step changes nothing.
@@ -314,14 +355,17 @@ impl Provider {
     }
 
     fn checkpoint_rest(&mut self, name: &AttemptRef, now: Now) {
+        let departs = self.departs_after(now);
         let Some(attempt) = self.attempts.get_mut(name) else { return };
-        let every = attempt.record.assignment.spec.checkpoint.every.0;
-        let checkpoints = &mut attempt.checkpoints;
-        let took = now.boot - checkpoints.began;
-        checkpoints.step = Step::Idle;
-        checkpoints.due = now.boot + every;
-        checkpoints.rested = now.boot + Millis(took.0.saturating_mul(REST));
+        attempt.checkpoints.rest(attempt.every_set(), departs, now.boot);
         attempt.succeeded();
+    }
+
+    /// Its program begins: all is counted from now.
+    pub(super) fn plan_checkpoints(&mut self, name: &AttemptRef, now: Now) {
+        let departs = self.departs_after(now);
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        attempt.checkpoints = Checkpoints::new(attempt.every_set(), departs, now.boot);
     }
 
     /// Something about it failed: the job goes on, the next one is tried when it is due.
@@ -332,30 +376,39 @@ impl Provider {
         now: Now,
         out: &mut Vec<Effect>,
     ) {
-        let seq = self.new_seq();
         let Some(attempt) = self.attempts.get_mut(name) else { return };
-        attempt.note = Some(why.to_owned());
         if matches!(attempt.checkpoints.step, Step::Uploading(_)) {
             // The snapshot is whole and still here: only its way to the relay is tried again.
-            let every = attempt.record.assignment.spec.checkpoint.every.0;
+            let every = attempt.checkpoints.every;
             if now.boot - attempt.checkpoints.began < every.max(Millis::from_secs(60)) {
+                attempt.note = Some(why.to_owned());
                 attempt.retry_later(now);
                 return self.tell_state(name, out);
             }
         }
+        self.checkpoint_given_up(name, why.to_owned(), now, out);
+        self.tell_state(name, out);
+    }
+
+    fn checkpoint_given_up(&mut self, name: &AttemptRef, why: String, now: Now, out: &mut Vec<Effect>) {
+        let seq = self.new_seq();
+        let Some(attempt) = self.attempts.get_mut(name) else { return };
+        attempt.note = Some(why);
         if attempt.checkpoints.stands_still() {
             Self::say(name, ToInit::GoOn { seq }, out);
         }
         out.push(Effect::GiveUp { attempt: name.clone() });
         self.checkpoint_rest(name, now);
-        self.tell_state(name, out);
     }
 
-    /// The job stood still for as long as it may, and not all was read: it goes on.
+    /// The job stood still for as long as it may, and not all was read: it goes on. Told once, until
+    /// one is taken.
     fn checkpoint_takes_too_long(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         attempt.give_up_op();
         let most = stop_max(attempt);
+        let first = attempt.checkpoints.cuts == 0;
+        attempt.checkpoints.cuts = attempt.checkpoints.cuts.saturating_add(1);
         let why = match attempt.checkpoints.step {
             Step::Stopping { .. } => "not every process stood still in time",
             Step::Idle
@@ -364,8 +417,15 @@ impl Provider {
             | Step::Uploading(_)
             | Step::Publishing(_) => "too much changes while it computes",
         };
-        let why = format!("a checkpoint was given up: {why} (checkpoint.stop_max is {} ms)", most.0);
-        self.checkpoint_failed(name, &why, now, out);
+        let why = format!(
+            "a checkpoint was given up: {why} (checkpoint.stop_max is {} ms); it is tried again later, after \
+             reading more while it computes",
+            most.0
+        );
+        self.checkpoint_given_up(name, why, now, out);
+        if first {
+            self.tell_state(name, out);
+        }
     }
 
     /// Drops what is under way; true when an operation runs that must be given up.

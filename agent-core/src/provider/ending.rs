@@ -165,6 +165,7 @@ impl Provider {
             until,
             lasted: Millis(until.0.saturating_sub(from.0).max(0) as u64),
             ended: cause.sentence(),
+            cause: Some(cause.clone()),
             receipt: record.receipt.as_deref().cloned(),
             contacts: record.contacts.clone(),
         };

@@ -216,7 +216,7 @@ impl Provider {
                 attempt.record.started = Some(now.wall);
                 attempt.attached = true;
                 attempt.life = Life::MayLive;
-                attempt.checkpoints.restart(now.boot + attempt.record.assignment.spec.checkpoint.every.0);
+                self.plan_checkpoints(name, now);
                 self.set_phase(name, Phase::Running, out);
                 self.tell_deadline(name, now, out);
                 out.push(Effect::Say { attempt: name.clone(), word: Word::Begin });

@@ -18,6 +18,7 @@ mod check;
 mod checkpoint;
 mod egress;
 mod ending;
+mod interval;
 mod lease;
 mod leave;
 mod life;

@@ -7,13 +7,12 @@ use gpunion_protocol::session::ToAgent;
 use gpunion_protocol::time::{Millis, Now, WallMs};
 use gpunion_protocol::units::Bytes;
 
+use super::chain::kept;
 use super::record::{Attempt, JobEnd};
 use super::{Broker, Key};
 
 /// So many published snapshots are known again.
 const PUBLISHED_KEPT: usize = 16;
-/// So many checkpoints are kept.
-const CHAIN: usize = 2;
 /// Characters of a note or a reason that a device told.
 const WORDS_MAX: usize = 300;
 
@@ -119,8 +118,7 @@ impl Broker {
                 course.chain.retain(|c| c.snapshot != doubted);
             }
             course.chain.push(checkpoint);
-            let over = course.chain.len().saturating_sub(CHAIN);
-            course.chain.drain(..over);
+            course.chain = kept(std::mem::take(&mut course.chain));
             course.strikes = 0;
             self.touched.insert(Key::Course(named.job.clone()));
         }

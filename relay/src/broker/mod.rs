@@ -26,6 +26,7 @@ use usage::Ledger;
 mod ahead;
 mod aside;
 mod attempts;
+mod chain;
 mod check;
 mod departures;
 pub mod effect;

@@ -10,6 +10,8 @@ use gpunion_protocol::units::Bytes;
 /// Longest `checkpoint.every` that an offer's end is measured by: a job that saves once a day
 /// would else never be placed under an owner's hours.
 const EVERY_MAX: Millis = Millis::from_secs(600);
+/// What is taken for it where the spec leaves it to the provider.
+const EVERY_USUAL: Millis = Millis::from_secs(300);
 
 /// Of an owner whose agent does not tell it.
 const GRACE_MAX: Millis = Millis::from_secs(600);
@@ -44,7 +46,7 @@ impl Need {
             disk: r.disk,
             // Specs are checked when they are submitted; the provider checks them once more.
             egress: spec.network.names().unwrap_or_default(),
-            every: spec.checkpoint.every.0.min(EVERY_MAX),
+            every: spec.checkpoint.every.map_or(EVERY_USUAL, |every| every.0.min(EVERY_MAX)),
             grace: spec.checkpoint.grace.0,
         }
     }

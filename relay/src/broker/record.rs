@@ -171,7 +171,7 @@ pub struct Job {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Course {
     pub job: JobId,
-    /// The last two published checkpoints, oldest first.
+    /// Two published checkpoints, oldest first: the newest, and the last quiet one or the one before.
     pub chain: Vec<Checkpoint>,
     /// The program failed at once from this one: the next attempt goes on from the one before it.
     pub doubted: Option<SnapshotId>,

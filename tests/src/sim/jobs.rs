@@ -75,9 +75,11 @@ impl World {
         // Half of what a machine lends, or all of it, or hardly anything.
         spec.resources.cpus = [1, 1, 2, 4, 8][self.chance.index(5)];
         spec.resources.memory = Bytes([1, 4, 16, 40][self.chance.index(4)] * GIB);
-        spec.checkpoint.every = Span(Millis(self.chance.between(10_000, 90_000)));
+        spec.checkpoint.every = Some(Span(Millis(self.chance.between(10_000, 90_000))));
         if self.chance.one_in(5) {
-            spec.checkpoint.every = Span(Millis(24 * 3_600_000));
+            spec.checkpoint.every = Some(Span(Millis(24 * 3_600_000)));
+        } else if number.is_multiple_of(3) {
+            spec.checkpoint.every = None;
         }
         spec.checkpoint.stop_max = Span(Millis([300, 2_000, 10_000][self.chance.index(3)]));
         if self.chance.one_in(5) {

@@ -7,7 +7,7 @@ use gpunion_agent_core::provider::Provider;
 use gpunion_agent_core::provider::event::Event;
 use gpunion_agent_core::provider::word::Wanted;
 use gpunion_protocol::ids::{AttemptRef, GpuUuid, JobId, MemberId, SnapshotId, Token};
-use gpunion_protocol::job::{AttemptState, EndCause};
+use gpunion_protocol::job::{AttemptState, Checkpoint, EndCause, Quality};
 use gpunion_protocol::local::Wish;
 use gpunion_protocol::session::ToAgent;
 use gpunion_protocol::time::{Now, WallMs};
@@ -92,7 +92,8 @@ struct Truth {
     result: Option<SnapshotId>,
     /// Everything ever accepted, in order.
     chain: Vec<(Token, SnapshotId)>,
-    last: Vec<SnapshotId>,
+    /// What is kept of it.
+    last: Vec<(SnapshotId, Quality)>,
     doubted: Option<SnapshotId>,
     attempts: BTreeMap<Token, Attempt>,
 }
@@ -425,6 +426,7 @@ impl Reference {
     pub(super) fn course_changed(&mut self, course: &Course, known: &Known<'_>) -> Result<(), String> {
         let truth = self.jobs.entry(course.job.clone()).or_default();
         let lied = self.lied.contains(&course.job);
+        truth.keeps(course)?;
         truth.doubted = course.doubted;
         for checkpoint in &course.chain {
             if truth.chain.iter().any(|(_, snapshot)| *snapshot == checkpoint.snapshot) {
@@ -432,7 +434,8 @@ impl Reference {
             }
             truth.takes(checkpoint.token, checkpoint.snapshot, known, lied)?;
         }
-        truth.last = course.chain.iter().map(|checkpoint| checkpoint.snapshot).collect();
+        truth.last =
+            course.chain.iter().map(|checkpoint| (checkpoint.snapshot, checkpoint.quality)).collect();
         if let Some(why) = course.held.as_ref().filter(|_| !truth.held) {
             let tip = truth.chain.iter().map(|(token, _)| *token).max();
             may_be_held(&truth.attempts, tip, why).map_err(|what| format!("{} is {what}", course.job))?;
@@ -467,7 +470,7 @@ impl Truth {
         if let Some(other) = others.find(|other| other.ahead == attempt.ahead) {
             return Err(format!("{name} is placed beside {}", other.named()));
         }
-        let newest = self.last.iter().rev().find(|snapshot| self.doubted != Some(**snapshot)).copied();
+        let newest = self.usable().next_back().map(|(snapshot, _)| *snapshot);
         if attempt.from != newest {
             return Err(format!("{name} goes on from {:?}, the newest is {newest:?}", attempt.from));
         }
@@ -476,6 +479,28 @@ impl Truth {
             may_be_placed(&self.attempts, tip).map_err(|what| format!("{name} is placed: {what}"))?;
         }
         Ok(())
+    }
+
+    fn usable(&self) -> impl DoubleEndedIterator<Item = &(SnapshotId, Quality)> {
+        self.last.iter().filter(|(snapshot, _)| self.doubted != Some(*snapshot))
+    }
+
+    /// Beside a checkpoint that joins stays the one before it, but no program loses what it said that it
+    /// saved for something that it did not.
+    fn keeps(&self, course: &Course) -> Result<(), String> {
+        let is_new = |new: &&Checkpoint| self.last.iter().all(|(snapshot, _)| *snapshot != new.snapshot);
+        let joins: Vec<&Checkpoint> = course.chain.iter().filter(is_new).collect();
+        let [joins] = joins[..] else { return Ok(()) };
+        let saved = self.usable().rfind(|(_, quality)| *quality == Quality::Quiet);
+        let stays = saved.filter(|_| joins.quality == Quality::Running).or(self.usable().next_back());
+        let wanted: Vec<SnapshotId> =
+            stays.map(|(one, _)| *one).into_iter().chain([joins.snapshot]).collect();
+        let kept: Vec<SnapshotId> = course.chain.iter().map(|checkpoint| checkpoint.snapshot).collect();
+        if kept == wanted {
+            Ok(())
+        } else {
+            Err(format!("{} keeps {kept:?} of {:?} and {joins:?}", course.job, self.last))
+        }
     }
 
     /// A checkpoint joins the chain.

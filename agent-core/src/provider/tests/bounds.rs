@@ -133,7 +133,7 @@ fn a_checkpoint_is_sent_again_until_the_next_is_due_or_for_a_minute() {
         for (late, again) in [(1, true), (0, false)] {
             let mut world = World::sharing();
             let mut wanted = assignment(&name, &[GPU]);
-            wanted.spec.checkpoint.every = Span(Millis(every));
+            wanted.spec.checkpoint.every = Some(Span(Millis(every)));
             world.run_this(wanted);
             world.pass(Millis(every));
             world.work(&name);
@@ -160,6 +160,7 @@ fn a_thousand_ends_are_told_and_the_oldest_goes_from_the_disk_too() {
         until: WallMs(i64::from(n)),
         lasted: Millis(1),
         ended: String::new(),
+        cause: None,
         receipt: None,
         contacts: None,
     };

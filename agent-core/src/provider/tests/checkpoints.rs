@@ -17,7 +17,7 @@ const STOP_MAX: Millis = Millis(2_000);
 fn running() -> World {
     let mut world = World::sharing();
     let mut wanted = assignment(&attempt(1), &[GPU]);
-    wanted.spec.checkpoint.every = Span(EVERY);
+    wanted.spec.checkpoint.every = Some(Span(EVERY));
     wanted.spec.checkpoint.stop_max = Span(STOP_MAX);
     world.assign_this(wanted);
     for _ in 0..4 {
@@ -99,6 +99,8 @@ fn a_first_pass_that_took_too_long_is_repeated_three_times_at_most() {
 #[test]
 fn whoever_says_saved_all_the_time_is_rested_for_three_times_what_it_took() {
     let mut world = running();
+    // It ran for long, so that a checkpoint more is no great part of it.
+    world.pass(Millis(EVERY.0 - 1));
     world.init(&attempt(1), FromInit::Saved { at_ns: 100 });
     world.pass(Millis(1_000));
     whole(&mut world);
@@ -108,6 +110,169 @@ fn whoever_says_saved_all_the_time_is_rested_for_three_times_what_it_took() {
     assert_eq!(op(&world), None);
     world.pass(Millis(1));
     assert_eq!(op(&world), Some(Operation::PassOne));
+}
+
+#[test]
+fn what_it_says_that_it_saved_is_taken_soon_and_all_cost_a_fiftieth_of_the_run_at_most() {
+    let mut world = running();
+    world.init(&attempt(1), FromInit::Saved { at_ns: 1 });
+    // Each costs its stop and a tenth of its reading: 500, 210 and 210 ms. One more is taken to cost what
+    // they did in the mean: 500, 355, 282 ms.
+    for (reading, stood, not_before) in
+        [(2_000, 300, 50 * 1_000), (100, 200, 50 * 1_065), (100, 200, 50 * 1_202)]
+    {
+        assert_eq!(op(&world), Some(Operation::PassOne));
+        take_one(&mut world, reading, stood, 0);
+        world.init(&attempt(1), FromInit::Saved { at_ns: 2 });
+        let left = 1_000 + not_before - world.now.boot.0;
+        world.pass(Millis(left - 1));
+        assert_eq!(op(&world), None);
+        world.pass(Millis(1));
+    }
+}
+
+/// The same guest, whose spec leaves it to the provider.
+fn running_unset() -> World {
+    let mut world = World::sharing();
+    let mut wanted = assignment(&attempt(1), &[GPU]);
+    wanted.spec.checkpoint.every = None;
+    wanted.spec.checkpoint.stop_max = Span(STOP_MAX);
+    world.run_this(wanted);
+    world.take();
+    world
+}
+
+/// From pass one to the relay's answer, in so many milliseconds each.
+fn take_one(world: &mut World, reading: u64, stood: u64, sending: u64) {
+    world.pass(Millis(reading));
+    assert_eq!(world.work(&attempt(1)), Some(Operation::PassOne));
+    stopped(world);
+    world.pass(Millis(stood));
+    assert_eq!(world.work(&attempt(1)), Some(Operation::PassTwo));
+    world.pass(Millis(sending));
+    // What has not changed is not sent.
+    if world.work(&attempt(1)).is_some() {
+        accepted(world);
+    }
+    world.take();
+}
+
+fn comes_after(world: &mut World, wait: u64) {
+    assert_eq!(world.provider.attempt(&attempt(1)).unwrap().checkpoint_every(), Millis(wait));
+    world.pass(Millis(wait - 1));
+    assert_eq!(op(world), None, "not before {wait} ms");
+    world.pass(Millis(1));
+    assert_eq!(op(world), Some(Operation::PassOne), "after {wait} ms");
+}
+
+#[test]
+fn the_interval_follows_from_what_one_costs() {
+    let mut world = running_unset();
+    comes_after(&mut world, 169_039);
+    take_one(&mut world, 2_000, 1_700, 5_000);
+    // 1,700 + 200 + 100 ms. √(2·2 s·4.03 h) is 240.9 s, and so it grows with the root of the cost. This
+    // provider has kept a guest for 170 s, and is trusted a little more.
+    let every = world.provider.attempt(&attempt(1)).unwrap().checkpoint_every();
+    assert!((239_000..=242_000).contains(&every.0), "{every:?}");
+    comes_after(&mut world, every.0);
+}
+
+#[test]
+fn it_follows_from_how_often_this_provider_left_at_this_hour() {
+    let mut world = World::sharing();
+    for n in 2..=21 {
+        world.run(&attempt(n));
+        world.now.boot = world.now.boot + Millis(600_000);
+        world.now.wall.0 += 600_000;
+        let call = world.call();
+        world.on(Event::Reclaim { call, gpu: None });
+        world.gone(&attempt(n));
+        world.gpu(super::world::BASELINE, &[]);
+        world.share(true);
+    }
+    let mut wanted = assignment(&attempt(1), &[GPU]);
+    wanted.spec.checkpoint.every = None;
+    world.run_this(wanted);
+    // Twenty times in 3.3 hours: once in ten minutes, and a guess of four hours that weighs little.
+    let every = world.provider.attempt(&attempt(1)).unwrap().checkpoint_every();
+    assert!((35_000..60_000).contains(&every.0), "{every:?}");
+    let departs = world.provider.departs_after(world.now);
+    assert!(departs < Millis::from_secs(1_800), "{departs:?}");
+    world.crash();
+    assert_eq!(world.provider.departs_after(world.now), departs, "it is on the disk");
+}
+
+#[test]
+fn all_that_are_taken_in_some_hours_cost_a_fiftieth_at_most() {
+    let mut world = running_unset();
+    let (began, mut cost, mut taken) = (world.now.boot, 0, 0);
+    let hours = Millis::from_secs(6 * 3_600);
+    while world.now.boot - began < hours {
+        let due = world.provider.attempt(&attempt(1)).unwrap().checkpoint_every();
+        world.pass(due);
+        while op(&world).is_none() {
+            world.pass(Millis(1_000));
+        }
+        // The first reads all, the others what has changed, which is not sent again if it is the same.
+        let (reading, stood, sending) = if taken == 0 { (2_000, 1_900, 60_000) } else { (1_500, 400, 0) };
+        take_one(&mut world, reading, stood, sending);
+        (cost, taken) = (cost + stood + reading / 10 + sending / 50, taken + 1);
+    }
+    let run = (world.now.boot - began).0;
+    assert!(50 * cost <= run, "{cost} ms of {run} ms in {taken}");
+    assert!((50..200).contains(&taken), "{taken}");
+}
+
+#[test]
+fn a_stop_that_is_too_long_is_cut_told_once_and_tried_later_after_reading_more() {
+    let notes = |world: &mut World| {
+        let note = |effect: &Effect| match effect {
+            Effect::ToRelay(ToRelay::State { note: Some(note), .. }) => Some(note.contains("given up")),
+            _ => None,
+        };
+        world.take().iter().filter_map(note).filter(|given_up| *given_up).count()
+    };
+    let mut world = running();
+    world.pass(EVERY);
+    // How many rounds a first pass has whose every round takes so long.
+    let rounds = |world: &mut World, took: u64| {
+        for round in 1.. {
+            world.pass(Millis(took));
+            assert_eq!(world.work(&attempt(1)), Some(Operation::PassOne));
+            if op(world).is_none() {
+                return round;
+            }
+        }
+        0
+    };
+    let cut = |world: &mut World| {
+        stopped(world);
+        world.take();
+        world.pass(STOP_MAX);
+        assert_eq!(op(world), None);
+        assert!(goes_on(world));
+    };
+    assert_eq!(rounds(&mut world, 1_500), 1, "short enough");
+    cut(&mut world);
+    assert_eq!(notes(&mut world), 1);
+    for (wait, read, told) in [(2, 4, 0), (4, 5, 0), (6, 6, 0), (6, 6, 0)] {
+        world.pass(Millis(wait * EVERY.0 - 1));
+        assert_eq!(op(&world), None, "not before {wait} times as long");
+        world.pass(Millis(1));
+        assert_eq!(rounds(&mut world, 1_500), read);
+        cut(&mut world);
+        assert_eq!(notes(&mut world), told);
+    }
+    world.pass(Millis(6 * EVERY.0));
+    assert_eq!(rounds(&mut world, 250), 1, "short enough for an eighth of the stop");
+    stopped(&mut world);
+    world.work(&attempt(1));
+    world.work(&attempt(1));
+    accepted(&mut world);
+    world.pass(EVERY);
+    assert_eq!(rounds(&mut world, 2_000), 1, "one was taken: all is as it was");
+    cut(&mut world);
+    assert_eq!(notes(&mut world), 1, "and it is told again");
 }
 
 #[test]

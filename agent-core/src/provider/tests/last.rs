@@ -6,6 +6,7 @@ use gpunion_protocol::job::{EndCause, Quality};
 use gpunion_protocol::local::ShareRequest;
 use gpunion_protocol::session::{ToAgent, ToRelay};
 use gpunion_protocol::time::{Millis, WallMs};
+use gpunion_protocol::units::Span;
 
 use super::super::effect::{Effect, Operation, Word};
 use super::super::event::{Engine, Event};
@@ -20,7 +21,7 @@ fn after(time: Millis) -> World {
     let mut world = World::sharing();
     // Nothing of it was saved on the way.
     let mut wanted = assignment(&attempt(1), &[GPU]);
-    wanted.spec.checkpoint.every.0 = Millis::from_secs(30 * 24 * 3_600);
+    wanted.spec.checkpoint.every = Some(Span(Millis::from_secs(30 * 24 * 3_600)));
     world.run_this(wanted);
     world.now.boot = world.now.boot + time;
     world.now.wall.0 += time.0 as i64;

@@ -121,7 +121,7 @@ fn a_checkpoint_without_news_does_not_travel_and_one_that_is_quiet_now_does() {
     let mut world = World::sharing();
     let name = attempt(1);
     world.run(&name);
-    let every = world.provider.attempt(&name).unwrap().record.assignment.spec.checkpoint.every.0;
+    let every = world.provider.attempt(&name).unwrap().record.assignment.spec.checkpoint.every.unwrap().0;
     // Not said to be saved, saved, the same once more, then changed.
     for (saved, newest, travels) in
         [(None, 500, true), (Some(600), 500, true), (None, 500, false), (None, 700, true)]

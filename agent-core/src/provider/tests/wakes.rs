@@ -20,7 +20,7 @@ const STOP_MAX: Millis = Millis(2_000);
 fn running() -> World {
     let mut world = World::sharing();
     let mut wanted = assignment(&attempt(1), &[]);
-    wanted.spec.checkpoint.every = Span(EVERY);
+    wanted.spec.checkpoint.every = Some(Span(EVERY));
     wanted.spec.checkpoint.stop_max = Span(STOP_MAX);
     world.run_this(wanted);
     world.alone();

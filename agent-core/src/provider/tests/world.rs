@@ -10,7 +10,7 @@ use gpunion_protocol::local::{Caps, ShareRequest};
 use gpunion_protocol::session::{Assignment, Terms, ToAgent};
 use gpunion_protocol::spec::JobSpec;
 use gpunion_protocol::time::{BootMs, Millis, Now, WallMs};
-use gpunion_protocol::units::Bytes;
+use gpunion_protocol::units::{Bytes, Span};
 use jiff::tz::TimeZone;
 
 use super::super::Provider;
@@ -47,6 +47,7 @@ pub(super) fn attempt(n: u32) -> AttemptRef {
 pub(super) fn assignment(name: &AttemptRef, gpus: &[&str]) -> Assignment {
     let mut spec = JobSpec::of_image("digits:latest");
     spec.resources.gpus = gpus.len() as u32;
+    spec.checkpoint.every = Some(Span(Millis::from_secs(300)));
     Assignment {
         attempt: name.clone(),
         member_name: "ada".to_owned(),

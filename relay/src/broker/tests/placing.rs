@@ -219,7 +219,7 @@ fn an_offer_that_ends_too_soon_takes_no_job() {
     let job = w.submit(&ada, |_| {});
     assert_eq!(w.why(&job), "lab-1 lends for only 5 min more, too short for this job to save anything");
     let quick = w.submit(&ada, |s| {
-        s.spec.checkpoint.every = Span(Millis::from_secs(60));
+        s.spec.checkpoint.every = Some(Span(Millis::from_secs(60)));
     });
     assert_eq!(w.state(&quick), JobState::Placed);
 }
@@ -251,7 +251,7 @@ fn f95_a_job_is_placed_when_the_time_left_just_suffices_to_save_and_not_a_moment
             w.say(&lab, ToRelay::Offer { offer });
             w.wait(Millis::from_secs(5));
             let job = w.submit(&ada, |s| {
-                s.spec.checkpoint.every = Span(Millis::from_secs(every));
+                s.spec.checkpoint.every = Some(Span(Millis::from_secs(every)));
                 s.spec.checkpoint.grace = Span(Millis::from_secs(grace));
             });
             let state = w.state(&job);

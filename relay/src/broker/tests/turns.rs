@@ -3,13 +3,13 @@
 
 use gpunion_protocol::http::{Role, Submit};
 use gpunion_protocol::ids::{DeviceId, JobId};
-use gpunion_protocol::job::{EndCause, JobState, WrappedKey};
+use gpunion_protocol::job::{Checkpoint, EndCause, JobState, Quality, WrappedKey};
 use gpunion_protocol::offer::Offer;
 use gpunion_protocol::session::{ToAgent, ToRelay};
 use gpunion_protocol::time::Millis;
 use gpunion_protocol::units::{Bytes, Span};
 
-use super::{Effect, GIB, World, assigned, offer, sent, snapshot};
+use super::{Effect, GIB, World, assigned, checkpoint, offer, sent, snapshot};
 use crate::broker::{By, Event};
 
 fn name(w: &World, job: &JobId) -> String {
@@ -43,8 +43,8 @@ fn a_start_that_failed_is_held_against_a_provider_and_a_guest_that_left_is_not()
         let job = w.submit(&ada, |_| {});
         let mut went = vec![name(&w, &job)];
         for _ in 0..2 {
-            // Far enough apart to be two departures.
-            w.wait(Millis::from_secs(6));
+            // Not so close together that somebody waits for who goes along.
+            w.wait(Millis(6_000));
             end(&mut w, &job, cause.clone());
             went.push(name(&w, &job));
         }
@@ -128,6 +128,31 @@ fn a_program_that_fails_after_a_checkpoint_of_its_own_has_failed() {
     w.end(&lab, &attempt, cause.clone(), Some(3));
     assert_eq!(w.state(&job), JobState::Failed { cause });
     assert_eq!(w.broker.job_view(&job, &ada).unwrap().result, Some(snapshot(3)), "what it left is kept");
+}
+
+#[test]
+fn what_a_program_said_that_it_saved_is_kept_and_gone_back_to() {
+    let mut w = World::new();
+    let (ada, _) = w.join(Role::Operator, "ada");
+    w.provider("lab-1", &[8]);
+    let job = w.submit(&ada, |_| {});
+    let (lab, attempt) = w.run(&job);
+    w.publish(&lab, &attempt, 1);
+    for n in 2..=9 {
+        let checkpoint = Checkpoint { quality: Quality::Running, ..checkpoint(&attempt, n) };
+        w.say(&lab, ToRelay::Publish { attempt: attempt.clone(), checkpoint, age: Millis(0) });
+    }
+    let chain = |w: &World| -> Vec<_> {
+        w.broker.job_view(&job, &ada).unwrap().checkpoints.iter().map(|c| c.snapshot).collect()
+    };
+    assert_eq!(chain(&w), [snapshot(1), snapshot(9)]);
+    w.end(&lab, &attempt, EndCause::Left, None);
+    assert_eq!(w.broker.newest(&job).unwrap().from, Some(snapshot(9)), "it goes on from the newest");
+    end(&mut w, &job, EndCause::Exited { code: 1 });
+    let (lab, attempt) = w.run(&job);
+    assert_eq!(w.broker.newest(&job).unwrap().from, Some(snapshot(1)), "or from what was surely whole");
+    w.publish(&lab, &attempt, 10);
+    assert_eq!(chain(&w), [snapshot(1), snapshot(10)], "the one that it could not read is gone");
 }
 
 fn offered(w: &mut World, device: &DeviceId, offer: Offer) {
@@ -230,9 +255,10 @@ fn a_relay_that_has_just_started_waits_for_nobody_who_was_revoked() {
 fn an_offer_lasts_long_enough_for_a_checkpoint_and_a_leave_or_it_does_not() {
     let hour = Millis::from_secs(3_600);
     for (every, grace, lasts) in [
-        (Millis(300_000), Millis(60_000), 360_000),
-        (Millis(24 * hour.0), Millis(60_000), 660_000),
-        (Millis(300_000), hour, 900_000),
+        (None, Millis(60_000), 360_000),
+        (Some(Millis(100_000)), Millis(60_000), 160_000),
+        (Some(Millis(24 * hour.0)), Millis(60_000), 660_000),
+        (None, hour, 900_000),
     ] {
         for (left, placed) in [(lasts, true), (lasts - 1, false)] {
             let mut w = World::new();
@@ -241,7 +267,7 @@ fn an_offer_lasts_long_enough_for_a_checkpoint_and_a_leave_or_it_does_not() {
             let short = Offer { time_left: Some(Millis(left)), ..offer("lab-1", &[8]) };
             w.say(&lab, ToRelay::Offer { offer: short });
             let job = w.submit(&ada, |s| {
-                s.spec.checkpoint.every = Span(every);
+                s.spec.checkpoint.every = every.map(Span);
                 s.spec.checkpoint.grace = Span(grace);
             });
             assert_eq!(w.state(&job) == JobState::Placed, placed, "{left} of {lasts}");
