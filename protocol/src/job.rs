@@ -192,6 +192,10 @@ pub enum Quality {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
     pub snapshot: SnapshotId,
+    /// Counts up within an attempt, so that one that was overtaken on its way is known; 0 from an
+    /// agent that does not count.
+    #[serde(default)]
+    pub number: u64,
     pub quality: Quality,
     pub token: Token,
     /// Bytes of the workspace it holds, and how many of them had to travel.

@@ -167,7 +167,7 @@ impl Checkpoints {
     pub(super) fn whole(
         &self,
         taken: &Taken,
-        token: Token,
+        (token, before): (Token, u64),
         stopped: Millis,
         still: BootMs,
         exited: bool,
@@ -184,6 +184,7 @@ impl Checkpoints {
         let age = since_saved.unwrap_or_default().max(now.boot - still);
         let checkpoint = Checkpoint {
             snapshot: taken.snapshot,
+            number: before + 1,
             quality,
             token,
             bytes: taken.bytes,
@@ -301,12 +302,15 @@ impl Provider {
         let Some(attempt) = self.attempts.get_mut(name) else { return };
         let checkpoints = &mut attempt.checkpoints;
         let still = BootMs(now.boot.0.saturating_sub(stood.0));
-        let Some(whole) = checkpoints.whole(&taken, name.token, stood, still, false, now) else {
+        let before = (name.token, attempt.record.checkpoints);
+        let Some(whole) = checkpoints.whole(&taken, before, stood, still, false, now) else {
             self.checkpoint_rest(name, now);
             return;
         };
         let snapshot = whole.checkpoint.snapshot;
+        attempt.record.checkpoints = whole.checkpoint.number;
         checkpoints.step = Step::Uploading(whole);
+        self.save_attempt(name);
         self.run(name, Operation::Upload { snapshot }, out);
     }
 

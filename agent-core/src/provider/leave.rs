@@ -338,12 +338,15 @@ impl Provider {
         attempt.succeeded();
         let exited = attempt.leave.ended_well;
         let still = attempt.leave.still.unwrap_or(now.boot);
-        let whole = attempt.checkpoints.whole(&taken, name.token, Millis(0), still, exited, now);
+        let before = (name.token, attempt.record.checkpoints);
+        let whole = attempt.checkpoints.whole(&taken, before, Millis(0), still, exited, now);
         let at_stake = attempt.leave.at_stake;
         match whole.filter(|whole| self.is_worth_sending(at_stake, whole.checkpoint.new_bytes)) {
             Some(whole) => {
                 if let Some(attempt) = self.attempts.get_mut(name) {
+                    attempt.record.checkpoints = whole.checkpoint.number;
                     attempt.leave.last = Last::Taken(whole);
+                    self.save_attempt(name);
                 }
             }
             None => self.has_left(name, now, out),

@@ -63,6 +63,7 @@ impl Provider {
             told_to_leave: None,
             gone: None,
             receipt: None,
+            checkpoints: 0,
             contacts: None,
         };
         self.attempts.insert(name.clone(), Attempt::new(record, now));

@@ -153,6 +153,9 @@ pub struct AttemptRecord {
     pub traces: GuestTraces,
     /// The newest snapshot of this attempt that the relay has accepted.
     pub published: Option<SnapshotId>,
+    /// Checkpoints that were taken of it, to be told or not.
+    #[serde(default)]
+    pub checkpoints: u64,
     /// What it contacted; absent for a guest without egress.
     #[serde(default)]
     pub contacts: Option<Contacts>,

@@ -108,6 +108,10 @@ impl Broker {
             self.tell_end(device, named);
             return;
         }
+        if self.is_overtaken(&named, checkpoint.number) {
+            self.send(device, ToAgent::Published { attempt: named, snapshot });
+            return;
+        }
         checkpoint.token = named.token;
         checkpoint.at = Some(now.wall);
         let age = i64::try_from(age.0).unwrap_or(i64::MAX);
@@ -130,6 +134,12 @@ impl Broker {
         self.touch(&named);
         self.note(&named.job, format!("Checkpoint saved ({size} new)"), now);
         self.send(device, ToAgent::Published { attempt: named, snapshot });
+    }
+
+    /// The attempt has published a later one: this word was on its way for long.
+    fn is_overtaken(&self, named: &AttemptRef, number: u64) -> bool {
+        let chain = self.courses.get(&named.job).map_or(&[][..], |course| course.chain.as_slice());
+        number > 0 && chain.iter().any(|c| c.token == named.token && c.number > number)
     }
 
     pub(super) fn ended(

@@ -26,6 +26,7 @@ mod tests {
     /// Oldest first: `q` is quiet, `r` was taken while it computed.
     fn of(text: &str) -> Vec<Checkpoint> {
         let checkpoint = |(n, quality)| Checkpoint {
+            number: 0,
             snapshot: SnapshotId([n as u8; 32]),
             quality: if quality == 'q' { Quality::Quiet } else { Quality::Running },
             token: Token { epoch: Epoch(1), attempt: AttemptNo(1) },

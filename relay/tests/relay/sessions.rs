@@ -177,6 +177,7 @@ async fn a_checkpoint_counts_only_when_its_snapshot_is_here() {
     let sealed = crate::objects::manifest(&[], b"sealed");
     let snapshot = SnapshotId(*blake3::hash(&sealed).as_bytes());
     let checkpoint = Checkpoint {
+        number: 0,
         snapshot,
         quality: Quality::Quiet,
         token: attempt.token,

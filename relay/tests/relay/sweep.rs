@@ -59,6 +59,7 @@ async fn goes(dir: &Path, (snapshot, pack): &(SnapshotId, PackId)) {
 async fn publish(agent: &mut Socket, attempt: &AttemptRef, snapshot: SnapshotId) {
     let (quality, token) = (Quality::Quiet, attempt.token);
     let checkpoint = Checkpoint {
+        number: 0,
         snapshot,
         quality,
         token,

@@ -130,7 +130,17 @@ impl World {
 
 fn checkpoint(attempt: &AttemptRef, snapshot: SnapshotId) -> Checkpoint {
     let (quality, token) = (Quality::Running, attempt.token);
-    Checkpoint { snapshot, quality, token, bytes: 1, new_bytes: 1, stopped: Millis(1), at: None, taken: None }
+    Checkpoint {
+        snapshot,
+        number: 0,
+        quality,
+        token,
+        bytes: 1,
+        new_bytes: 1,
+        stopped: Millis(1),
+        at: None,
+        taken: None,
+    }
 }
 
 fn foul_state(event: &str) -> Option<AttemptState> {

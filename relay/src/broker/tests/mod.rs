@@ -344,6 +344,7 @@ pub(super) fn snapshot(n: u8) -> SnapshotId {
 
 pub(super) fn checkpoint(attempt: &AttemptRef, n: u8) -> Checkpoint {
     Checkpoint {
+        number: 0,
         snapshot: snapshot(n),
         quality: Quality::Quiet,
         token: attempt.token,

@@ -155,6 +155,25 @@ fn what_a_program_said_that_it_saved_is_kept_and_gone_back_to() {
     assert_eq!(chain(&w), [snapshot(1), snapshot(10)], "the one that it could not read is gone");
 }
 
+#[test]
+fn a_checkpoint_that_was_overtaken_on_its_way_does_not_take_the_job_back() {
+    let mut w = World::new();
+    let (ada, _) = w.join(Role::Operator, "ada");
+    w.provider("lab-1", &[8]);
+    let job = w.submit(&ada, |_| {});
+    let (lab, attempt) = w.run(&job);
+    for (n, number) in [(1, 1), (3, 3), (2, 2)] {
+        let checkpoint = Checkpoint { number, ..checkpoint(&attempt, n) };
+        let told = w.say(&lab, ToRelay::Publish { attempt: attempt.clone(), checkpoint, age: Millis(0) });
+        let answered =
+            |m: &&ToAgent| matches!(m, ToAgent::Published { snapshot: s, .. } if *s == snapshot(n));
+        assert!(sent(&told, &lab).iter().any(answered), "nobody says it again");
+    }
+    let view = w.broker.job_view(&job, &ada).unwrap();
+    let chain: Vec<_> = view.checkpoints.iter().map(|c| c.snapshot).collect();
+    assert_eq!(chain, [snapshot(1), snapshot(3)]);
+}
+
 fn offered(w: &mut World, device: &DeviceId, offer: Offer) {
     let event =
         Event::From { device: device.clone(), session: w.session(device), message: ToRelay::Offer { offer } };
