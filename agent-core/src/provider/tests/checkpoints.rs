@@ -178,6 +178,23 @@ fn the_interval_follows_from_what_one_costs() {
 }
 
 #[test]
+fn after_one_that_cost_much_the_next_waits_until_the_run_is_long_enough_for_both() {
+    let mut world = World::sharing();
+    let mut wanted = assignment(&attempt(1), &[GPU]);
+    wanted.spec.checkpoint.every = None;
+    wanted.spec.checkpoint.stop_max = Span(Millis::from_secs(3_600));
+    world.run_this(wanted);
+    comes_after(&mut world, 169_039);
+    take_one(&mut world, 100_000, 10_000, 0);
+    // It cost 20 s; fifty times that would be over after 1,279 s of the run.
+    assert_eq!(world.provider.attempt(&attempt(1)).unwrap().checkpoint_every(), Millis(1_000_000));
+    world.pass(Millis(1_000 + 2_000_000 - 1 - world.now.boot.0));
+    assert_eq!(op(&world), None);
+    world.pass(Millis(1));
+    assert_eq!(op(&world), Some(Operation::PassOne), "two of them in 2,000 s");
+}
+
+#[test]
 fn it_follows_from_how_often_this_provider_left_at_this_hour() {
     let mut world = World::sharing();
     for n in 2..=21 {
