@@ -148,7 +148,8 @@ fn f63_f74_f78_kill_9_of_the_engine_costs_a_job_an_attempt_at_most() {
 }
 
 /// F78: the power goes while a job computes. At the next start there is what is on the disk and
-/// nothing else; agent and engine come up in any order, and nobody does anything.
+/// nothing else, the clocks of the boot begin anew, the boot has another id; agent and engine come
+/// up in any order, and nobody does anything.
 #[test]
 fn f78_a_machine_that_is_started_anew_lends_again_by_itself() {
     let mut pair = Pair::lending().unwrap();
@@ -159,12 +160,7 @@ fn f78_a_machine_that_is_started_anew_lends_again_by_itself() {
         pair.providers[at].kill_agent().unwrap();
         pair.engines[at].kill_both().unwrap();
         end_all(&container);
-        // What lives in memory: the socket, the folders of inits, a lock.
-        let runtime = pair.providers[at].user.runtime().to_owned();
-        for entry in fs::read_dir(&runtime).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) }.unwrap();
-        }
+        pair.providers[at].boot_anew().unwrap();
         if agent_first {
             pair.providers[at].start_agent().unwrap();
             pair.engines[at].start().unwrap();

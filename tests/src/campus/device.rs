@@ -28,6 +28,8 @@ pub struct Device {
     engine: PathBuf,
     pub gpus: Option<StandIn>,
     child: Option<Child>,
+    /// How often its machine was started anew.
+    boots: u32,
 }
 
 /// What a command printed and how it ended.
@@ -67,6 +69,7 @@ impl Device {
             engine: engine.to_owned(),
             gpus,
             child: None,
+            boots: 0,
         };
         device.start_agent()?;
         Ok(device)
@@ -75,6 +78,40 @@ impl Device {
     pub fn start_agent(&mut self) -> Result<()> {
         self.launch_agent()?;
         self.wait_ready()
+    }
+
+    /// What lives in memory goes, and the next agent finds the clocks and the id of a new boot. (Its
+    /// engine has none of its own: all that an engine says of time is wall time.)
+    pub fn boot_anew(&mut self) -> Result<()> {
+        for entry in std::fs::read_dir(self.user.runtime())? {
+            let path = entry?.path();
+            if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) }?;
+        }
+        self.boots += 1;
+        let id = format!("{:08x}-0000-4000-8000-000000000000\n", self.boots);
+        std::fs::write(self.boot_id(), id).context("writing the id of the new boot")
+    }
+
+    fn boot_id(&self) -> PathBuf {
+        self.user.home().join("boot-id")
+    }
+
+    /// The same command on a machine that was started a minute ago.
+    fn after_boot(&self, command: &Command) -> Result<Command> {
+        let up = std::fs::read_to_string("/proc/uptime").context("how long this machine is up")?;
+        let up: f64 = up.split_whitespace().next().unwrap_or_default().parse().context("an uptime")?;
+        let back = format!("-{}", (up as u64).saturating_sub(60));
+        let mut anew = Command::new("unshare");
+        anew.args(["--time", "--mount", "--fork", "--boottime", &back, "--monotonic", &back]);
+        let script =
+            "echo $$ > \"$0.pid\" && mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
+        anew.args(["--", "sh", "-c", script]).arg(self.boot_id());
+        anew.arg(command.get_program()).args(command.get_args()).env_clear();
+        anew.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        if let Some(folder) = command.get_current_dir() {
+            anew.current_dir(folder);
+        }
+        Ok(anew)
     }
 
     fn launch_agent(&mut self) -> Result<()> {
@@ -92,6 +129,9 @@ impl Device {
             }
         }
         command.env("RUST_LOG", "info,gpunion_agent_core=debug");
+        if self.boots > 0 {
+            command = self.after_boot(&command)?;
+        }
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
         self.child = Some(command.spawn().context("starting the agent")?);
         Ok(())
@@ -182,21 +222,30 @@ impl Device {
     }
 
     pub fn agent_pid(&self) -> Option<i32> {
-        self.child.as_ref().map(|child| child.id() as i32)
+        let child = self.child.as_ref()?;
+        if self.boots == 0 {
+            return Some(child.id() as i32);
+        }
+        // Its parent only waits for it.
+        let told = std::fs::read_to_string(self.boot_id().with_added_extension("pid")).ok()?;
+        told.trim().parse().ok()
     }
 
     /// Told to stop, as a service manager does it; how it ended.
     pub fn stop_agent(&mut self) -> Result<std::process::ExitStatus> {
+        kill(Pid::from_raw(self.agent_pid().context("no agent runs")?), Signal::SIGTERM)?;
         let mut child = self.child.take().context("no agent runs")?;
-        kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM)?;
         wait_for("the agent's end", STOP, || Ok(child.try_wait()?))
     }
 
     /// kill -9, as a crash is.
     pub fn kill_agent(&mut self) -> Result<()> {
+        let pid = self.agent_pid();
         if let Some(mut child) = self.child.take() {
-            child.kill()?;
-            child.wait()?;
+            match kill(Pid::from_raw(pid.context("the agent has no process")?), Signal::SIGKILL) {
+                Ok(()) | Err(nix::errno::Errno::ESRCH) => child.wait()?,
+                Err(error) => return Err(error.into()),
+            };
         }
         Ok(())
     }

@@ -235,6 +235,9 @@ fn f16_an_owner_reads_why_the_relay_sends_no_jobs_for_as_long_as_that_is_so() {
     };
     world.on(renewed(Some("3 jobs in a row could not start here")));
     assert_eq!(why(&world), format!("{lent}. No job comes for now: 3 jobs in a row could not start here"));
+    world.share(false);
+    assert!(!why(&world).contains("No job comes"), "of course none does");
+    world.share(true);
     world.on(renewed(None));
     assert_eq!(why(&world), lent);
     world.on(renewed(Some("3 jobs in a row could not start here")));

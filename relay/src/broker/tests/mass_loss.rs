@@ -45,6 +45,8 @@ fn when_more_than_half_of_four_vanish_their_jobs_wait_three_leases_and_say_so() 
     let (mut w, ada, labs, job) = campus(5);
     assert!(!is_placed_after_its_lease(&mut w, &job, &labs[..3]));
     assert_eq!(w.why(&job), WHY);
+    let left = Millis(3 * LEASE.0 - LAPSE.0);
+    assert_eq!(w.broker.poll_timeout(), Some(w.now.boot + left), "it wakes for it alone");
     let new = w.submit(&ada, |_| {});
     assert_eq!(w.state(&new), JobState::Placed, "who lost nobody does not wait");
     let attempt = w.newest(&job).1;

@@ -43,7 +43,13 @@ fn a_move_is_told_once_with_what_it_cost_at_most() {
         format!("Moved from {} to {}, 4 s without computing, at most 6 s of work lost", names.0, names.1);
     assert_eq!(moves(&w), [&text], "one event a move: {two}");
     assert_eq!(w.broker.moves(), 1);
+    w.wait(Millis::from_secs(6));
+    let (_, attempt) = w.newest(&job);
+    w.end(&second, &attempt, EndCause::Reclaimed, None);
+    w.run(&job);
+    assert_eq!(w.broker.moves(), 2);
     w.restart();
+    assert_eq!(w.broker.moves(), 0, "since this relay started");
     let again = w.broker.job_view(&job, &ada).unwrap();
     assert_eq!(again.attempts[1].moved, view.attempts[1].moved, "it is kept");
 }

@@ -5,7 +5,7 @@ use gpunion_protocol::job::{AttemptState, EndCause};
 use gpunion_protocol::session::ToRelay;
 use gpunion_protocol::time::Millis;
 
-use super::{World, offer};
+use super::{World, assigned, offer};
 use crate::broker::{Broker, Config};
 
 const HOUR: Millis = Millis::from_secs(3_600);
@@ -118,6 +118,20 @@ fn a_retry_a_key_and_a_start_of_the_relay_each_have_their_time() {
     assert_eq!(wakes_in(&w), Some(50_000));
     w.wait(Millis(50_000));
     assert_eq!(wakes_in(&w), None);
+}
+
+#[test]
+fn who_comes_back_hears_at_once_what_it_has_not_answered() {
+    let mut w = World::new();
+    let (ada, _) = w.join(Role::Operator, "ada");
+    let (lab, other) = (w.provider("lab-1", &[8]), w.provider("lab-2", &[80]));
+    w.submit(&ada, |_| {});
+    w.submit(&ada, |_| {});
+    w.wait(Millis(1));
+    w.disconnect(&lab);
+    let told = w.connect(&lab);
+    assert_eq!(assigned(&told, &lab).len(), 1);
+    assert_eq!(assigned(&told, &other).len(), 0, "its time has not come");
 }
 
 #[test]
