@@ -97,7 +97,7 @@ impl Broker {
         self.touched.insert(Key::Job(id.clone()));
         self.touched.insert(Key::Course(id.clone()));
         self.stirred.insert(id.clone());
-        self.queue_changed = true;
+        self.newcomers.push(id.clone());
         Ok(id)
     }
 

@@ -297,7 +297,14 @@ impl Broker {
         let answers = self.live.keys().filter_map(|named| self.answer_due(named));
         let queue = self.wraps.values().chain(self.retries.values()).copied();
         let asides = self.asides_end().chain(self.pause_ends()).chain(self.mass_loss_ends());
-        leases.chain(words).chain(answers).chain(queue).chain(asides).chain(self.settling_until).min()
+        leases
+            .chain(words)
+            .chain(answers)
+            .chain(queue)
+            .chain(asides)
+            .chain(self.settling_until)
+            .chain(self.look_at)
+            .min()
     }
 
     pub(super) fn is_unended(&self, named: &AttemptRef) -> bool {

@@ -20,6 +20,7 @@ use finished::Finished;
 use lease::Live;
 use mass_loss::MassLoss;
 use presence::Presence;
+use queue::Line;
 use record::{Attempt, Course, Device, Invite, Job, Member};
 use usage::Ledger;
 
@@ -75,6 +76,9 @@ pub struct Config {
     pub half_life: Millis,
     /// Attempts in a row that may get no further before the job is held.
     pub strikes_max: u32,
+    /// Where more jobs than these are open, one that is new is placed or told why it waits without
+    /// looking at all others; those are looked at within a second.
+    pub crowd: usize,
     /// Jobs of one member that are not final.
     pub jobs_max: usize,
     /// Finished jobs of one member that are kept, and about how many bytes of memory they may
@@ -94,6 +98,7 @@ impl Default for Config {
             repeat: Millis::from_secs(10),
             half_life: Millis::from_secs(24 * 3600),
             strikes_max: 4,
+            crowd: 200,
             jobs_max: 1000,
             finished_max: 1000,
             finished_bytes: 64 << 20,
@@ -143,6 +148,11 @@ pub struct Broker {
     /// When a key for this device is asked for again.
     wraps: BTreeMap<(JobId, DeviceId), BootMs>,
 
+    /// Of the jobs that wait, how many could go to which providers; as of the last look at all.
+    line: Line,
+    /// When all are looked at again, after some were let in alone.
+    look_at: Option<BootMs>,
+
     /// Members who have more finished jobs than are kept.
     crowded: BTreeSet<MemberId>,
 
@@ -153,6 +163,8 @@ pub struct Broker {
     group_changed: bool,
     /// Something changed that the queue depends on.
     queue_changed: bool,
+    /// Jobs that joined it, which is all that changed.
+    newcomers: Vec<JobId>,
     answers: Vec<Answer>,
     out: Vec<Effect>,
 }
@@ -194,11 +206,14 @@ impl Broker {
             departures: Departures::default(),
             mass_loss: MassLoss::default(),
             wraps: BTreeMap::new(),
+            line: Line::new(),
+            look_at: None,
             crowded: BTreeSet::new(),
             touched: BTreeSet::new(),
             stirred: BTreeSet::new(),
             group_changed: false,
             queue_changed: false,
+            newcomers: Vec::new(),
             answers: Vec::new(),
             out: Vec::new(),
         }
@@ -302,9 +317,7 @@ impl Broker {
         if self.settling_until.take_if(|at| *at <= now.boot).is_some() {
             self.queue_changed = true;
         }
-        if std::mem::take(&mut self.queue_changed) {
-            self.place_waiting(now);
-        }
+        self.look_at_queue(now);
         self.say_again(now);
         self.answer();
         self.announce(now);

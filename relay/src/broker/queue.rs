@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpunion_protocol::ids::{AttemptNo, DeviceId, GpuUuid, JobId, MemberId, Token};
 use gpunion_protocol::job::{AttemptState, EndCause};
-use gpunion_protocol::time::Now;
+use gpunion_protocol::time::{Millis, Now};
 
 use super::Broker;
 use super::aside::Late;
@@ -18,6 +18,12 @@ use super::why::{Hint, why};
 /// So many providers are given a key ahead of need.
 const KEYS_ASKED: usize = 3;
 
+/// In a crowd all are looked at so often, while nothing but newcomers changes.
+const LOOK_EACH: Millis = Millis::from_secs(1);
+
+/// Each member's waiting jobs, the oldest last.
+type Lines = BTreeMap<MemberId, Vec<(u64, JobId)>>;
+
 /// A job that no provider took in this pass.
 struct Unplaced {
     job: JobId,
@@ -25,13 +31,31 @@ struct Unplaced {
     hint: Hint,
 }
 
+/// Jobs that wait, by the set of providers that could hold them.
+pub(super) type Line = BTreeMap<Vec<bool>, usize>;
+
 impl Broker {
+    /// Looks at all that wait, when anything changed for them. In a crowd a newcomer changes nothing
+    /// for those who could not be placed before it: it is let in alone, as if it came last.
+    pub(super) fn look_at_queue(&mut self, now: Now) {
+        let newcomers = std::mem::take(&mut self.newcomers);
+        let is_crowd = self.open.len() > self.config.crowd;
+        let due = self.look_at.is_some_and(|at| at <= now.boot);
+        if std::mem::take(&mut self.queue_changed) || due || (!newcomers.is_empty() && !is_crowd) {
+            self.look_at = None;
+            self.line.clear();
+            self.place_waiting(self.lines(self.open.iter()), now);
+        } else if !newcomers.is_empty() {
+            self.look_at.get_or_insert(now.boot + LOOK_EACH);
+            self.place_waiting(self.lines(newcomers.iter()), now);
+        }
+    }
+
     /// Places what can be placed, asks for keys that are wanting, and says why the rest waits.
-    pub(super) fn place_waiting(&mut self, now: Now) {
+    fn place_waiting(&mut self, mut waiting: Lines, now: Now) {
         self.retries.retain(|_, at| *at > now.boot);
         let mut rooms = self.rooms(now);
         let mut shares = self.shares(now);
-        let mut waiting = self.lines();
         let settling = self.settling_until.is_some() && self.somebody_is_missing();
         let mut unplaced = Vec::new();
         let mut asked = BTreeSet::new();
@@ -95,10 +119,10 @@ impl Broker {
         self.explain(unplaced, &rooms);
     }
 
-    /// Each member's waiting jobs, the oldest last.
-    fn lines(&self) -> BTreeMap<MemberId, Vec<(u64, JobId)>> {
-        let mut lines: BTreeMap<MemberId, Vec<(u64, JobId)>> = BTreeMap::new();
-        for id in self.open.iter().filter(|job| self.is_waiting(job)) {
+    /// Those of these jobs that wait.
+    fn lines<'a>(&self, jobs: impl Iterator<Item = &'a JobId>) -> Lines {
+        let mut lines = Lines::new();
+        for id in jobs.filter(|job| self.is_waiting(job)) {
             if let Some(job) = self.jobs.get(id) {
                 lines.entry(job.member.clone()).or_default().push((job.number, id.clone()));
             }
@@ -257,17 +281,16 @@ impl Broker {
     }
 
     fn explain(&mut self, unplaced: Vec<Unplaced>, rooms: &[Room]) {
-        // Jobs before this one, by the set of providers that could hold them.
-        let mut before: BTreeMap<Vec<bool>, usize> = BTreeMap::new();
         for Unplaced { job, need, mut hint } in unplaced {
             let could: Vec<bool> = rooms.iter().map(|r| r.is_lending() && r.could_hold(&need)).collect();
-            hint.ahead = before
+            hint.ahead = self
+                .line
                 .iter()
                 .filter(|(other, _)| other.iter().zip(&could).any(|(a, b)| *a && *b))
                 .map(|(_, count)| count)
                 .sum();
             let sentence = why(&need, rooms, &hint);
-            *before.entry(could).or_default() += 1;
+            *self.line.entry(could).or_default() += 1;
             if self.whys.get(&job) != Some(&sentence) {
                 self.whys.insert(job.clone(), sentence);
                 self.stirred.insert(job);
@@ -277,10 +300,7 @@ impl Broker {
 }
 
 /// The oldest job of the member with the least share.
-fn take_next(
-    lines: &mut BTreeMap<MemberId, Vec<(u64, JobId)>>,
-    shares: &BTreeMap<MemberId, u64>,
-) -> Option<JobId> {
+fn take_next(lines: &mut Lines, shares: &BTreeMap<MemberId, u64>) -> Option<JobId> {
     let first = lines.iter_mut().filter(|(_, line)| !line.is_empty()).min_by_key(|(member, line)| {
         (shares.get(*member).copied().unwrap_or(0), line.last().map(|(number, _)| *number))
     });

@@ -72,7 +72,7 @@ impl RelayHost {
         let drift = chance.between(0, 400) as i64 - 200;
         Self {
             clock: super::clock::Clock::new(drift, 0),
-            broker: Some(Broker::new(Config::default())),
+            broker: Some(Broker::new(config())),
             disk: BTreeMap::new(),
             epoch: Epoch(1),
             run: 1,
@@ -166,7 +166,7 @@ impl World {
             Err(what) => return self.fail(what),
         };
         let (epoch, now) = (relay.epoch, relay.clock.now(self.at));
-        let (broker, effects) = Broker::load(Config::default(), records, epoch, now);
+        let (broker, effects) = Broker::load(config(), records, epoch, now);
         self.pairs.broker_started(&broker);
         relay.broker = Some(broker);
         self.trace.say(self.at, || format!("relay starts, epoch {}", epoch.0));
@@ -308,7 +308,7 @@ impl World {
             Err(what) => return self.fail(what),
         };
         let (epoch, now) = (relay.epoch, relay.clock.now(self.at));
-        let (mut broker, effects) = Broker::load(Config::default(), records, epoch, now);
+        let (mut broker, effects) = Broker::load(config(), records, epoch, now);
         let changes = broker.take_changes();
         self.pairs.broker_started(&broker);
         relay.broker = Some(broker);
@@ -402,7 +402,9 @@ impl World {
     }
 
     pub(super) fn counts_at_relay(&self, attempt: &AttemptRef) -> bool {
-        let newest = self.relay.broker.as_ref().and_then(|broker| broker.newest(&attempt.job));
+        let Some(broker) = &self.relay.broker else { return false };
+        let open = broker.job_state(&attempt.job).is_some_and(|state| !state.is_final());
+        let newest = broker.newest(&attempt.job).filter(|_| open);
         newest.is_some_and(|newest| newest.token == attempt.token && !newest.state.is_ended())
     }
 
@@ -471,4 +473,9 @@ fn short(message: &ToAgent) -> String {
         ToAgent::Assign(a) => format!("Assign {} {:?}", a.attempt, a.gpus),
         other => format!("{other:?}"),
     }
+}
+
+/// Three jobs are a crowd, so that newcomers are let in alone now and then.
+fn config() -> Config {
+    Config { crowd: 2, ..Config::default() }
 }

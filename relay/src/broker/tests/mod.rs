@@ -4,6 +4,7 @@
 mod ahead;
 mod aside;
 mod bounds;
+mod crowd;
 mod departures;
 mod edges;
 mod finished;

@@ -13,7 +13,7 @@ use gpunion_protocol::units::Bytes;
 use proptest::prelude::*;
 
 use super::{GIB, World, checkpoint, offer, replies, snapshot};
-use crate::broker::{By, Digest, Event, Reply, RequestId, SessionId};
+use crate::broker::{Broker, By, Config, Digest, Event, Reply, RequestId, SessionId};
 
 /// One random happening; small numbers pick among what exists.
 #[derive(Debug, Clone)]
@@ -355,10 +355,12 @@ proptest! {
     fn the_invariants_hold_and_every_accepted_job_becomes_final(
         ops in ops(),
         warm in any::<bool>(),
+        crowd in prop_oneof![Just(0usize), Just(2), Just(200)],
         crash_before_close in any::<bool>(),
         agents_remember in any::<bool>(),
     ) {
-        let mut run = Run { w: World::new(), accepted: Vec::new() };
+        let broker = Broker::new(Config { crowd, ..Config::default() });
+        let mut run = Run { w: World { broker, ..World::new() }, accepted: Vec::new() };
         run.join(Role::Operator);
         run.join(Role::Member);
         if warm {
