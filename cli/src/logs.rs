@@ -107,7 +107,11 @@ async fn states(api: &Api, job: &JobId, out: &Out) -> std::convert::Infallible {
 }
 
 pub(crate) fn sentence(view: &JobView) -> String {
-    let place = view.attempts.last().map(|attempt| {
+    // One that is prepared ahead has nothing to say yet.
+    let runs = view.state == JobState::Running;
+    let mut attempts = view.attempts.iter().rev();
+    let attempt = attempts.find(|attempt| !runs || !attempt.state.is_before_running());
+    let place = attempt.map(|attempt| {
         let standin = if attempt.standin { " (stand-in GPU)" } else { "" };
         format!(" on {}{standin}", show::clean(&attempt.device_name))
     });

@@ -4,14 +4,23 @@
 //! What the job saved since then is fetched on top of what lies there already.
 
 use gpunion_protocol::ids::{AttemptRef, SnapshotId};
-use gpunion_protocol::time::Now;
+use gpunion_protocol::job::EndCause;
+use gpunion_protocol::time::{BootMs, Millis, Now};
 
 use super::Provider;
 use super::attempt::Attempt;
 use super::effect::Effect;
 use super::record::Phase;
 
+/// So long after its lease one that waits is given up: whoever made it wait is gone for good.
+const WAITS: Millis = Millis::from_secs(600);
+
 impl Attempt {
+    /// Until when it waits for its word at most.
+    pub(super) fn waits_until(&self) -> Option<BootMs> {
+        self.lease_until.filter(|_| self.record.assignment.wait).map(|until| until + WAITS)
+    }
+
     /// Prepared as far as it may be: the attempt before it still counts.
     pub(super) fn waits_for_go(&self) -> bool {
         self.record.assignment.wait && self.record.phase == Phase::Start
@@ -19,6 +28,23 @@ impl Attempt {
 }
 
 impl Provider {
+    pub(super) fn wait_on_time(&mut self, name: &AttemptRef, now: Now, out: &mut Vec<Effect>) {
+        let until = self.attempts.get(name).and_then(Attempt::waits_until);
+        if until.is_some_and(|until| until <= now.boot) {
+            self.end(name, EndCause::Stale, now, out);
+        }
+    }
+
+    /// Its workspace is filled from a checkpoint that is not the newest any more.
+    pub(super) fn stages_again(&mut self, name: &AttemptRef, out: &mut Vec<Effect>) -> bool {
+        let overtaken = |attempt: &mut Attempt| std::mem::take(&mut attempt.overtaken);
+        let again = self.attempts.get_mut(name).is_some_and(overtaken);
+        if again {
+            self.set_phase(name, Phase::Stage, out);
+        }
+        again
+    }
+
     /// It counts from now on, and goes on from this checkpoint.
     pub(super) fn go(
         &mut self,
@@ -39,11 +65,14 @@ impl Provider {
         attempt.record.assignment.from = from;
         attempt.note = None;
         match attempt.record.phase {
-            Phase::Stage | Phase::Create | Phase::Start if newer => {
-                attempt.give_up_op();
-                out.push(Effect::GiveUp { attempt: name.clone() });
-                self.set_phase(name, Phase::Stage, out);
+            // What is being fetched or made goes on to its end: inputs are large, and two helpers must
+            // not write one workspace. Then the rest is fetched on top.
+            Phase::Stage if newer => {
+                attempt.overtaken = attempt.op().is_some();
+                self.save_attempt(name);
+                self.tell_state(name, out);
             }
+            Phase::Create | Phase::Start if newer => self.set_phase(name, Phase::Stage, out),
             Phase::Pull
             | Phase::Stage
             | Phase::Create

@@ -35,6 +35,8 @@ pub struct Attempt {
     pub(super) contacts_saved: BootMs,
     /// Says that the guest's init is known to this run of the agent.
     pub(super) attached: bool,
+    /// What is being prepared goes on from an older checkpoint than it is to.
+    pub(super) overtaken: bool,
     /// Its program has been begun: nothing can be said any more against beginning it.
     pub(super) begun: bool,
     pub note: Option<String>,
@@ -64,6 +66,7 @@ impl Attempt {
             lease_over: false,
             contacts_saved: now.boot,
             attached: false,
+            overtaken: false,
             begun: false,
             note: None,
             progress_told: None,
@@ -141,6 +144,7 @@ impl Attempt {
     pub(super) fn begin_op(&mut self, op: OpId, what: Operation) {
         self.op = Some((op, what));
         self.retry_at = None;
+        self.overtaken = false;
         if what == Operation::Start {
             self.life = Life::MayLive;
         }
@@ -197,10 +201,8 @@ impl Attempt {
         let retry = self.retry_at.filter(|_| self.op.is_none() && may_operate && self.has_work());
         let kill = self.next_kill.filter(|_| self.may_live());
         let checkpoint = self.checkpoints.next_time(self, may_operate);
-        [retry, kill, checkpoint, self.leaves_by(), self.given_up_at().filter(|_| !self.may_live())]
-            .into_iter()
-            .flatten()
-            .min()
+        let given_up = self.given_up_at().filter(|_| !self.may_live());
+        [retry, kill, checkpoint, self.leaves_by(), given_up, self.waits_until()].into_iter().flatten().min()
     }
 
     /// Its phase is one in which an operation can bring it further.
@@ -229,6 +231,12 @@ impl Attempt {
 
     pub(super) fn state_to_tell(&self) -> ToRelay {
         ToRelay::State { attempt: self.name().clone(), state: self.state(), note: self.note.clone() }
+    }
+
+    /// It was told to leave, and runs still.
+    pub(super) fn leaving_to_tell(&self) -> Option<ToRelay> {
+        let leaves = self.is_told_to_leave() && self.record.phase == Phase::Running;
+        leaves.then(|| ToRelay::Leaving { attempt: self.name().clone() })
     }
 
     pub(super) fn end_to_tell(&self) -> Option<ToRelay> {

@@ -97,6 +97,7 @@ impl Provider {
             if attempt.waits_for_go() {
                 out.push(Effect::ToRelay(attempt.state_to_tell()));
             }
+            out.extend(attempt.leaving_to_tell().map(Effect::ToRelay));
             if let Some(whole) = attempt.unpublished() {
                 out.push(whole.publish(attempt.name(), now));
             }

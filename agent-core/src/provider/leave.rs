@@ -162,15 +162,16 @@ impl Provider {
 
     /// Nothing is left that an agent that was told to stop waits for.
     pub fn may_stop(&self) -> bool {
+        // What can't go on without engine or relay is on the books, for the next agent.
+        let (engine, relay) = (self.may_operate(), self.link.is_up());
         let done = |attempt: &Attempt| match attempt.record.phase {
-            Phase::Over { told, cleaned, .. } => cleaned && (told || !self.link.is_up()),
+            Phase::Over { told, cleaned, .. } => (cleaned || !engine) && (told || !relay),
+            Phase::Finishing { .. } | Phase::Leaving { .. } => !(attempt.may_live() || engine && relay),
             Phase::Pull
             | Phase::Stage
             | Phase::Create
             | Phase::Start
             | Phase::Running
-            | Phase::Finishing { .. }
-            | Phase::Leaving { .. }
             | Phase::Ending { .. } => false,
         };
         !self.stopping || self.attempts.values().all(done)

@@ -114,9 +114,7 @@ impl Provider {
         out.extend(attempt.digest_to_tell().map(Effect::ToRelay));
         let message = attempt.end_to_tell().unwrap_or_else(|| attempt.state_to_tell());
         out.push(Effect::ToRelay(message));
-        if attempt.is_told_to_leave() && attempt.record.phase == Phase::Running {
-            out.push(Effect::ToRelay(ToRelay::Leaving { attempt: name.clone() }));
-        }
+        out.extend(attempt.leaving_to_tell().map(Effect::ToRelay));
     }
 
     pub(super) fn set_phase(&mut self, name: &AttemptRef, phase: Phase, out: &mut Vec<Effect>) {
@@ -206,7 +204,11 @@ impl Provider {
                 }
                 self.set_phase(name, Phase::Stage, out);
             }
-            (Phase::Stage, Outcome::Staged) => self.set_phase(name, Phase::Create, out),
+            (Phase::Stage, Outcome::Staged) => {
+                if !self.stages_again(name, out) {
+                    self.set_phase(name, Phase::Create, out);
+                }
+            }
             (Phase::Create, Outcome::Created { container }) => {
                 attempt.record.traces = GuestTraces::new(Some(container.clone()));
                 attempt.record.container = Some(container);
@@ -439,6 +441,7 @@ impl Provider {
         let names: Vec<AttemptRef> = self.attempts.keys().cloned().collect();
         for name in names {
             self.kill_if_due(&name, now, out);
+            self.wait_on_time(&name, now, out);
             self.leave_on_time(&name, now, out);
             self.last_on_time(&name, now, out);
             self.checkpoint_on_time(&name, now, out);

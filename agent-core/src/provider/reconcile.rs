@@ -134,8 +134,14 @@ impl Provider {
             }
             return;
         }
+        let runs = found.is_some_and(|one| one.process.is_some());
+        // One that waits for its word must not wait with an init that is gone: it is made anew.
+        if attempt.waits_for_go() && found.is_some() && !runs {
+            attempt.life = Life::Unborn;
+            return self.set_phase(name, Phase::Create, out);
+        }
         // A container that was never started waits for the operation that starts it.
-        if attempt.record.phase == Phase::Start && found.is_some() {
+        if attempt.record.phase == Phase::Start && found.is_some() && !attempt.waits_for_go() {
             return;
         }
         match found.and_then(|one| one.process.map(|process| (one, process))) {

@@ -86,7 +86,7 @@ pub(crate) fn text(what: What, scope: &Scope, command: &[String]) -> String {
     if what == What::Relay {
         unit.push_str("# The first operator's invite link goes to stdout; the journal is no place for it.\nStandardOutput=null\n");
     }
-    unit.push_str("Restart=always\nRestartSec=5\nTimeoutStopSec=90\n");
+    unit.push_str("Restart=always\nRestartSec=5\nTimeoutStopSec=15min\n");
     for line in hardening(what, scope) {
         unit.push_str(line);
         unit.push('\n');

@@ -2,7 +2,7 @@
 //! is answered so that the other side can stop saying it.
 
 use gpunion_protocol::ids::{AttemptRef, DeviceId, SnapshotId};
-use gpunion_protocol::job::{AttemptState, Checkpoint, EndCause, Image, PrepareStep};
+use gpunion_protocol::job::{AttemptState, Checkpoint, EndCause, Image, PrepareStep, Whose};
 use gpunion_protocol::session::ToAgent;
 use gpunion_protocol::time::{Millis, Now, WallMs};
 use gpunion_protocol::units::Bytes;
@@ -153,6 +153,10 @@ impl Broker {
         if let Some(attempt) = self.known(device, &named).cloned() {
             let cause = clip_cause(cause);
             let (counted, ahead) = (self.counts(&named), self.is_ahead(&named));
+            if ahead && cause.whose() != Whose::Provider {
+                // A restored backup is behind: it has run. It is said again, and by then it counts.
+                return;
+            }
             if !attempt.state.is_ended() {
                 self.close(&named, cause.clone(), now);
             }

@@ -49,14 +49,19 @@ impl Broker {
     }
 
     pub(super) fn end_pause(&mut self, now: Now) {
+        let before = self.departures.recent.len();
         self.departures.recent.retain(|_, at| *at + TOGETHER > now.boot);
+        if self.departures.recent.len() < before {
+            self.queue_changed = true;
+        }
         if self.departures.pause.take_if(|pause| pause.until <= now.boot).is_some() {
             self.queue_changed = true;
         }
     }
 
     pub(super) fn pause_ends(&self) -> Option<BootMs> {
-        self.departures.pause.map(|pause| pause.until)
+        let recent = self.departures.recent.values().map(|at| *at + TOGETHER);
+        recent.chain(self.departures.pause.map(|pause| pause.until)).min()
     }
 
     /// Another machine of its owner's has just gone.

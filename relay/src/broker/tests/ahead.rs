@@ -159,6 +159,17 @@ fn one_that_fails_ahead_costs_the_job_nothing_and_another_is_tried_once() {
 }
 
 #[test]
+fn a_result_of_one_that_a_backup_takes_for_prepared_is_not_dropped() {
+    let mut l = leaving();
+    l.ready();
+    let early = l.w.end(&l.to.clone(), &l.ahead.attempt.clone(), EndCause::Exited { code: 0 }, Some(9));
+    assert!(sent(&early, &l.to).is_empty(), "it is said again");
+    l.ends(EndCause::Left);
+    l.w.end(&l.to.clone(), &l.ahead.attempt.clone(), EndCause::Exited { code: 0 }, Some(9));
+    assert_eq!(l.w.state(&l.job), JobState::Succeeded);
+}
+
+#[test]
 fn one_that_went_silent_is_passed_over() {
     let mut l = leaving();
     l.ready();

@@ -43,6 +43,7 @@ fn f91_machines_of_one_owner_that_go_seconds_apart_make_one_move() {
     assert_eq!(w.newest(&job).0, lab1);
     leave(&mut w, &job, EndCause::Left);
     assert_eq!(w.newest(&job).0, elsewhere, "at once, and not to what may go too: {lab2}");
+    assert_eq!(w.broker.poll_timeout().map(|at| (at - w.now.boot).0 <= 5_000), Some(true), "it looks again");
     w.wait(Millis::from_secs(5));
     let next = w.submit(&ada, |_| {});
     assert_eq!(w.newest(&next).0, lab1, "it stayed");
