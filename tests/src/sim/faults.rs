@@ -163,6 +163,7 @@ impl World {
         let step = self.chance.between(0, 7_200_000) as i64 - 3_600_000;
         self.hosts[host].machine.clock.wall_off += step;
         self.relay.clock.wall_off -= step / 2;
+        self.work.clock_is_set(self.at);
     }
 
     fn owners_process(&mut self, host: usize) {

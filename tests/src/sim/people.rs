@@ -182,6 +182,7 @@ impl World {
         let (run, slept) = (seat.run, seat.slept);
         if !attempts.is_empty() {
             self.stats.told_to_leave += attempts.len() as u64;
+            self.work_must_leave(host, &attempts);
             self.after(GRACE + STUBBORN, Due::LeaveLooks { host, run, slept, attempts });
         }
     }
