@@ -290,7 +290,7 @@ impl World {
         };
         let (content, newest_change_ns) = (workspace.content, workspace.changed_ns);
         seat.snapshots.insert(snapshot, content);
-        self.work_taken(attempt, snapshot);
+        self.work_taken(attempt, snapshot, content.steps);
         Ok(Outcome::Taken(Taken { snapshot, bytes: GIB, new_bytes: 1 << 20, newest_change_ns }))
     }
 

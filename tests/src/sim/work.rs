@@ -45,6 +45,7 @@ pub(super) struct Totals {
 struct Line {
     /// When its program went on or stood still, and how long it had computed by then.
     points: Vec<Point>,
+    begun_from: u64,
     steps: u64,
     /// Work when its program said last that it saved, and that word.
     saved: Option<u64>,
@@ -67,7 +68,7 @@ struct AtRelay {
     heard: Option<u64>,
     quit: Option<u64>,
     cause: Option<EndCause>,
-    /// Of the checkpoint that holds most: work, and how long it was on its way.
+    /// Of the checkpoint that holds most: work, steps, and how long it was on its way.
     held: Option<Held>,
     told: bool,
     /// A restored relay has forgotten what it knew.
@@ -77,6 +78,7 @@ struct AtRelay {
 #[derive(Debug, Clone, Copy)]
 struct Held {
     work: u64,
+    steps: u64,
     late: u64,
 }
 
@@ -92,6 +94,7 @@ struct Taken {
     work: u64,
     /// What the program's last word holds, unless it had ended.
     saved: Option<u64>,
+    steps: u64,
 }
 
 /// What the world knows when a move is told.
@@ -150,6 +153,9 @@ impl Work {
         let is_known = self.running.contains(name);
         // Most steps change nothing of a guest.
         let line = self.line(name);
+        if line.points.is_empty() {
+            line.begun_from = guest.begun_from;
+        }
         line.runs(runs, at);
         line.steps = guest.content.steps;
         line.exited |= guest.end.is_some();
@@ -162,10 +168,10 @@ impl Work {
         }
     }
 
-    fn taken(&mut self, name: &AttemptRef, snapshot: SnapshotId, at: u64) {
+    fn taken(&mut self, name: &AttemptRef, snapshot: SnapshotId, steps: u64, at: u64) {
         let line = self.line(name);
         let (work, saved) = (line.work_at(at), line.saved.filter(|_| !line.exited));
-        self.taken.insert(snapshot, Taken { work, saved });
+        self.taken.insert(snapshot, Taken { work, saved, steps });
     }
 
     fn accepted(&mut self, course: &Course, sent: &BTreeMap<SnapshotId, u64>, at: u64) {
@@ -173,7 +179,7 @@ impl Work {
             let Some(taken) = self.taken.remove(&checkpoint.snapshot) else { continue };
             let late = at.saturating_sub(sent.get(&checkpoint.snapshot).copied().unwrap_or(at));
             let quiet = taken.saved.filter(|_| checkpoint.quality == Quality::Quiet);
-            let held = Held { work: quiet.unwrap_or(taken.work), late };
+            let held = Held { work: quiet.unwrap_or(taken.work), steps: taken.steps, late };
             let name = AttemptRef { job: course.job.clone(), token: checkpoint.token };
             let line = self.line(&name);
             // One that its program did not say so of counts for nothing after one that it did.
@@ -260,6 +266,23 @@ impl Work {
     pub(super) fn done(&self, at: u64) -> u64 {
         self.lines.values().flat_map(BTreeMap::values).map(|line| line.work_at(at)).sum()
     }
+
+    /// What each attempt that is over computed in all, its end, and how many of its steps are kept.
+    pub(super) fn over(&self, at: u64) -> impl Iterator<Item = Over<'_>> {
+        let all = self.lines.iter().flat_map(|(job, lines)| lines.values().map(move |line| (job, line)));
+        all.filter_map(move |(job, line)| {
+            let kept = line.relay.held.map_or(0, |held| held.steps.saturating_sub(line.begun_from));
+            Some(Over { job, work: line.work_at(at), kept, cause: line.relay.cause.as_ref()? })
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Over<'a> {
+    pub(super) job: &'a JobId,
+    pub(super) work: u64,
+    pub(super) kept: u64,
+    pub(super) cause: &'a EndCause,
 }
 
 impl World {
@@ -280,8 +303,8 @@ impl World {
         }
     }
 
-    pub(super) fn work_taken(&mut self, attempt: &AttemptRef, snapshot: SnapshotId) {
-        self.work.taken(attempt, snapshot, self.at);
+    pub(super) fn work_taken(&mut self, attempt: &AttemptRef, snapshot: SnapshotId, steps: u64) {
+        self.work.taken(attempt, snapshot, steps, self.at);
     }
 
     pub(super) fn work_must_leave(&mut self, host: usize, attempts: &[AttemptRef]) {
@@ -356,7 +379,7 @@ mod tests {
     fn what_no_checkpoint_holds_is_lost_between_the_first_word_and_the_last() {
         let mut line = line();
         assert_eq!(line.lost_at_least(), Some((6_000, ROUNDED + 3)));
-        line.relay.held = Some(Held { work: 5_500, late: 40 });
+        line.relay.held = Some(Held { work: 5_500, steps: 5, late: 40 });
         assert_eq!(line.lost_at_least(), Some((1_500, ROUNDED + 3 + 40)));
         line.relay.quit = None;
         assert_eq!(line.lost_at_least(), None, "while it may still compute");
