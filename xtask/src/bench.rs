@@ -24,6 +24,8 @@ Rows, what each is measured against in the same run, and the most that its value
   relay_submit         1,000 devices, 50 clients; a bare TLS request and one commit        3 x
   agent_rest           8 stand-in GPUs; 30 MiB of memory, 0.5 % of a core                  all of it
   snapshot_cpu         CPU time for 2 GiB of random bytes; restic on the same              0.5 x
+  lost_work            in the simulation: ours over that of requeue from scratch           0.1 x
+                       and over that of a checkpoint each ten minutes                      0.5 x
   relay_idle           1,000 devices; 3 % of a core, 30 KiB a device                       all of it
 
 Examples:

@@ -59,7 +59,9 @@ impl Broker {
         let before = all.range(..named.token.attempt).map(|(_, a)| a).rev().find(|a| a.ran)?;
         let quit = before.quit.or(before.ended)?;
         let began = before.started.unwrap_or(quit);
-        let saved = self.courses.get(&named.job).and_then(|course| saved_at(course, this));
+        let saved = self.courses.get(&named.job).and_then(|course| counted(course, this));
+        // What an earlier attempt left is no younger than this one's begin, whatever the clock said then.
+        let saved = saved.filter(|c| c.token == before.token).and_then(|c| c.taken.or(c.at));
         let moved = Moved {
             from: before.device.clone(),
             idle: between(quit, now.wall),
@@ -69,14 +71,13 @@ impl Broker {
     }
 }
 
-/// When the content that it goes on from was complete: that of the last quiet checkpoint, since the
-/// program itself said so; else that of the one it goes on from.
-fn saved_at(course: &Course, attempt: &Attempt) -> Option<WallMs> {
+/// Since which checkpoint work is lost: the last quiet one, since the program itself said so; else the
+/// one that the attempt goes on from.
+fn counted<'a>(course: &'a Course, attempt: &Attempt) -> Option<&'a Checkpoint> {
     let at = course.chain.iter().position(|c| Some(c.snapshot) == attempt.from)?;
     let usable: &[Checkpoint] = course.chain.get(..=at)?;
     let quiet = usable.iter().rev().find(|c| c.quality == Quality::Quiet);
-    let counted = quiet.or(usable.last())?;
-    counted.taken.or(counted.at)
+    quiet.or(usable.last())
 }
 
 fn between(from: WallMs, to: WallMs) -> Millis {

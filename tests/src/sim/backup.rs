@@ -29,6 +29,7 @@ impl World {
                 self.trace.say(self.at, || "the relay's disk is that of a backup".to_owned());
                 self.relay.put_back(backup.disk);
                 self.reference.goes_back(backup.reference);
+                self.work.relay_goes_back();
                 self.hand_in_again();
                 self.revoke_again();
             }

@@ -14,6 +14,8 @@ pub(super) enum Stream {
     Faults,
     Fault,
     Job,
+    /// When the owner of a machine leaves, in `lost`.
+    Owners,
 }
 
 #[derive(Debug, Clone)]

@@ -288,8 +288,9 @@ impl World {
         let Some(workspace) = seat.machine.workspaces.get(attempt) else {
             return Err(Trouble::Refused { reason: "no such workspace".to_owned() });
         };
-        seat.snapshots.insert(snapshot, workspace.content);
-        let newest_change_ns = workspace.changed_ns;
+        let (content, newest_change_ns) = (workspace.content, workspace.changed_ns);
+        seat.snapshots.insert(snapshot, content);
+        self.work_taken(attempt, snapshot, content.steps);
         Ok(Outcome::Taken(Taken { snapshot, bytes: GIB, new_bytes: 1 << 20, newest_change_ns }))
     }
 

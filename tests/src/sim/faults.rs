@@ -92,6 +92,11 @@ impl World {
     }
 
     fn reboot(&mut self, host: usize) {
+        self.power_goes(host, None);
+    }
+
+    /// It comes back after so long, or by chance.
+    pub(super) fn power_goes(&mut self, host: usize, for_ms: Option<u64>) {
         if !self.hosts[host].powered {
             return;
         }
@@ -99,7 +104,10 @@ impl World {
         self.stats.reboots += 1;
         if self.hosts[host].agent.is_some() {
             self.agent_dies(host);
-            self.back_later(host);
+            match for_ms {
+                Some(length) => self.after(length, Due::AgentStarts { host }),
+                None => self.back_later(host),
+            }
         }
         let at = self.at;
         let seat = &mut self.hosts[host];
@@ -163,6 +171,7 @@ impl World {
         let step = self.chance.between(0, 7_200_000) as i64 - 3_600_000;
         self.hosts[host].machine.clock.wall_off += step;
         self.relay.clock.wall_off -= step / 2;
+        self.work.clock_is_set(self.at);
     }
 
     fn owners_process(&mut self, host: usize) {

@@ -117,6 +117,27 @@ impl World {
         number
     }
 
+    /// Some hours of training on any machine, whose program leaves its interval to the product. One of
+    /// three says nothing of what it saves.
+    pub(super) fn long_job(&mut self) -> usize {
+        let job = self.new_job();
+        let pace = [15_000, 60_000, 180_000][self.chance.index(3)];
+        let hours = self.chance.between(2, 8);
+        let keys = self.hosts.iter();
+        let keys =
+            keys.map(|host| WrappedKey { device: host.device.clone(), wrapped: Blob(vec![7]) }).collect();
+        let farewell = if self.chance.coin() { Farewell::Saves } else { Farewell::Ignores };
+        let planned = &mut self.jobs[job];
+        planned.program.steps = hours * 3_600_000 / pace;
+        (planned.program.pace, planned.program.says_saved) = (pace, !job.is_multiple_of(3));
+        (planned.program.fate, planned.program.farewell) = (Fate::Finishes, farewell);
+        let mut spec = JobSpec::of_image("digits:latest");
+        spec.name.clone_from(&planned.submit.spec.name);
+        spec.resources.gpus = 1;
+        (planned.submit.spec, planned.submit.keys) = (spec, keys);
+        job
+    }
+
     /// Devices that were not there at submit get the key later, from a holder.
     fn some_keys(&mut self, member: &MemberId) -> Vec<WrappedKey> {
         let all = self.chance.coin();

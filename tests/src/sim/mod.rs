@@ -18,9 +18,11 @@ mod further;
 mod group;
 mod guest;
 mod jobs;
+mod lost;
 mod machine;
 mod net;
 mod owner_rules;
+mod owners;
 mod pairs;
 mod people;
 mod program;
@@ -32,6 +34,7 @@ mod shorten;
 mod stats;
 mod still;
 mod trace;
+mod work;
 mod world;
 
 use std::collections::BTreeSet;
@@ -40,6 +43,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use gpunion_protocol::ids::JobId;
 use gpunion_relay::broker::{Change, Key, Record};
 
+pub use lost::{LostWork, lost_work};
 pub use pairs::Pairs;
 pub use script::{Part, Script};
 pub use shorten::Short;
@@ -145,6 +149,7 @@ impl World {
         self.stats.jobs = self.jobs.len() as u64;
         self.stats.attempts = self.reference.attempts();
         self.stats.virtual_seconds = self.at / 1_000;
+        self.count_work();
         let (step, trace, pairs) = (self.stats.steps, self.trace, self.pairs);
         let failure = self.failure.map(|what| Failure { step, what, trace: trace.into_lines() });
         Outcome { seed, steps: step, stats: self.stats, pairs, happened: self.happened, failure }
@@ -169,6 +174,7 @@ impl World {
                     let (program, store) = (&self.jobs[*job].program, &self.store);
                     let known = reference::Known { store, program };
                     self.reference.course_changed(course, &known)?;
+                    self.work_accepted(course, at);
                 }
                 Change::Put(Record::Attempt(attempt)) => {
                     let was_final = ended.contains(&attempt.job);
@@ -179,6 +185,7 @@ impl World {
                     if self.reference.attempt_changed(attempt, member, at, was_final)? {
                         self.nobody_else_has_effects();
                     }
+                    self.work_of(attempt, at)?;
                 }
                 Change::Put(_) => {}
                 Change::Delete(key) => match key {

@@ -55,6 +55,13 @@ pub(super) enum Owner {
     WorkEnds {
         gpu: usize,
     },
+    /// The machine is carried away asleep.
+    Sleeps {
+        for_ms: u64,
+    },
+    PowerGoes {
+        for_ms: u64,
+    },
 }
 
 impl World {
@@ -164,6 +171,8 @@ impl World {
                     self.leaves_from_now(host);
                 }
             }
+            Owner::Sleeps { for_ms } => self.sleeps_for(host, for_ms),
+            Owner::PowerGoes { for_ms } => self.power_goes(host, Some(for_ms)),
             Owner::WorkEnds { gpu } => self.hosts[host].machine.gpus[gpu].foreign.clear(),
         }
     }
@@ -182,6 +191,7 @@ impl World {
         let (run, slept) = (seat.run, seat.slept);
         if !attempts.is_empty() {
             self.stats.told_to_leave += attempts.len() as u64;
+            self.work_must_leave(host, &attempts);
             self.after(GRACE + STUBBORN, Due::LeaveLooks { host, run, slept, attempts });
         }
     }

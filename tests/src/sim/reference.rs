@@ -344,6 +344,15 @@ impl Reference {
         self.lied.insert(job.clone());
     }
 
+    pub(super) fn is_doubtful(&self, job: &JobId) -> bool {
+        self.lied.contains(job)
+    }
+
+    /// World time at which the relay heard last of an attempt, for all that it knows.
+    pub(super) fn contact_with(&self, attempt: &AttemptRef) -> u64 {
+        self.contact.get(attempt).copied().unwrap_or(0).max(self.relay_started)
+    }
+
     /// An attempt of the same job that was placed after this one.
     pub(super) fn newer_than(&self, attempt: &AttemptRef) -> Option<Token> {
         let truth = self.jobs.get(&attempt.job).filter(|_| !self.lied.contains(&attempt.job))?;
@@ -383,7 +392,7 @@ impl Reference {
         was_final: bool,
     ) -> Result<bool, String> {
         let name = attempt.named();
-        let contact = self.contact.get(&name).copied().unwrap_or(0).max(self.relay_started);
+        let contact = self.contact_with(&name);
         let truth = self.jobs.entry(attempt.job.clone()).or_default();
         let before = truth.attempts.get(&attempt.token);
         self.asides.changed(before, attempt, member, truth.end.is_some());

@@ -77,6 +77,14 @@ pub struct Stats {
     /// Operations that were answered, by kind.
     pub operations: BTreeMap<&'static str, u64>,
     pub operations_in_trouble: u64,
+    /// What guests computed, and what of it was lost at moves: milliseconds of the world.
+    pub work_done_ms: u64,
+    pub work_lost_ms: u64,
+    pub moves: u64,
+    /// Moves whose cost, as it was told, was held against the work that was lost.
+    pub moves_checked: u64,
+    /// Moves after a notice during which nothing was amiss: no step was lost.
+    pub left_in_peace: u64,
 }
 
 impl Stats {
@@ -156,7 +164,17 @@ impl Stats {
             receipts_verified,
             operations,
             operations_in_trouble,
+            work_done_ms,
+            work_lost_ms,
+            moves,
+            moves_checked,
+            left_in_peace,
         } = other;
+        self.work_done_ms += work_done_ms;
+        self.work_lost_ms += work_lost_ms;
+        self.moves += moves;
+        self.moves_checked += moves_checked;
+        self.left_in_peace += left_in_peace;
         self.steps += steps;
         self.virtual_seconds += virtual_seconds;
         self.jobs += jobs;

@@ -80,6 +80,10 @@ impl World {
 
     pub(super) fn sleeps(&mut self, host: usize) {
         let length = self.chance.mostly_short(500, 300_000);
+        self.sleeps_for(host, length);
+    }
+
+    pub(super) fn sleeps_for(&mut self, host: usize, length: u64) {
         self.trace.say(self.at, || format!("machine {host} sleeps for {length} ms"));
         self.stats.sleeps += 1;
         let seat = &mut self.hosts[host];

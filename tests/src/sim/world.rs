@@ -27,6 +27,7 @@ use super::reference::Reference;
 use super::relay_host::RelayHost;
 use super::script::{Part, Script, Small};
 use super::trace::Trace;
+use super::work::Work;
 
 /// A timer that is due again and again at one instant keeps a core busy for nothing.
 const SPINS_MAX: u32 = 40;
@@ -55,6 +56,7 @@ pub(super) struct World {
     pub(super) jobs: Vec<PlannedJob>,
     pub(super) by_id: BTreeMap<JobId, usize>,
     pub(super) reference: Reference,
+    pub(super) work: Work,
     /// No more faults.
     pub(super) calm: bool,
     /// Milliseconds between two faults at most; a small number is a rough world.
@@ -298,6 +300,7 @@ impl World {
             jobs: Vec::new(),
             by_id: BTreeMap::new(),
             reference: Reference::default(),
+            work: Work::default(),
             calm: false,
             peace,
             lurking,
@@ -351,8 +354,13 @@ impl World {
         }
     }
 
-    /// The next thing happens.
+    /// The next thing happens, and what guests compute by it is written down.
     pub(super) fn step(&mut self) {
+        self.next_thing();
+        self.watch_work();
+    }
+
+    fn next_thing(&mut self) {
         self.stats.steps += 1;
         let queued = self.due.keys().next().map_or(u64::MAX, |(at, _)| *at);
         let wake = |host: &Host| host.wake.max(host.still_until());

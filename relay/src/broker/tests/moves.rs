@@ -107,3 +107,21 @@ fn one_that_vanished_computed_until_its_last_word_as_far_as_it_counts() {
     let moved = view.attempts[1].moved.clone().unwrap();
     assert_eq!((moved.idle, moved.lost), (Millis(60_000), Millis(9_000)));
 }
+
+#[test]
+fn a_clock_that_was_set_back_between_two_attempts_hides_no_loss() {
+    let mut w = World::new();
+    let (ada, _) = w.join(Role::Operator, "ada");
+    w.provider("lab-7", &[8]);
+    let job = w.submit(&ada, |_| {});
+    let (lab, attempt) = w.run(&job);
+    w.publish(&lab, &attempt, 1);
+    w.end(&lab, &attempt, EndCause::Reclaimed, None);
+    w.now.wall.0 -= 3_600_000;
+    let (lab, attempt) = w.run(&job);
+    w.wait(Millis::from_secs(7));
+    w.end(&lab, &attempt, EndCause::Reclaimed, None);
+    w.run(&job);
+    let view = w.broker.job_view(&job, &ada).unwrap();
+    assert_eq!(view.attempts[2].moved.as_ref().unwrap().lost, Millis(7_000));
+}

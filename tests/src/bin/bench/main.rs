@@ -10,6 +10,7 @@ mod cpu;
 mod endings;
 mod first_log;
 mod fleet;
+mod lost_work;
 mod relay;
 mod rest;
 mod rival;
@@ -80,6 +81,11 @@ const BENCHES: &[Bench] = &[
         measure: relay::measure,
     },
     Bench { rows: &["agent_rest"], what: "an agent at rest with 8 stand-in GPUs", measure: rest::measure },
+    Bench {
+        rows: &["lost_work"],
+        what: "work that owners' departures cost, in the simulated world",
+        measure: lost_work::measure,
+    },
     Bench { rows: &["snapshot_cpu"], what: "a snapshot of 2 GiB against restic", measure: snapshot::measure },
 ];
 
