@@ -17,9 +17,10 @@ use crate::command::{cargo, find, root, run};
 /// Of a hundred mistakes so many must be noticed.
 const CAUGHT_MIN: usize = 90;
 /// What is copied: the machines, what they speak, and the simulated world that judges them.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "protocol/src",
     "agent-core/src/provider",
+    "agent-core/src/rules",
     "agent-core/src/gpu/verify.rs",
     "agent-core/src/gpu/verify_tests.rs",
     "relay/src/broker",
@@ -29,7 +30,7 @@ const SOURCES: [&str; 9] = [
     "rust-toolchain.toml",
 ];
 const CRATES: [&str; 4] = ["protocol", "agent-core", "relay", "tests"];
-const AGENT: &str = "pub mod gpu {\n    pub mod verify;\n}\npub mod provider;\n";
+const AGENT: &str = "pub mod gpu {\n    pub mod verify;\n}\npub mod provider;\npub mod rules;\n";
 const RELAY: &str = "pub mod broker;\n";
 const TESTS: &str = "pub mod sim;\n";
 /// The tests themselves, and what only they ask.
@@ -116,7 +117,7 @@ fn small_workspace(text: &str) -> Result<String> {
 /// A mistake may leave something unused, which is no reason not to build it. Only the dependencies
 /// of pure code stay: a mistake is not to wait for a TLS library.
 fn small_manifest(manifest: &str) -> String {
-    const KEPT: [&str; 13] = [
+    const KEPT: [&str; 14] = [
         "gpunion-protocol",
         "gpunion-agent-core",
         "gpunion-relay",
@@ -126,6 +127,7 @@ fn small_manifest(manifest: &str) -> String {
         "tokio",
         "blake3",
         "hex",
+        "jiff",
         "proptest",
         "rand_chacha",
         "base64",

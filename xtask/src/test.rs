@@ -15,7 +15,7 @@ use crate::{deny, mutants, setup};
 
 /// Steps of the simulated world that each run of the tests takes: with these, every pair of state and
 /// event that can be reached is. The seeds are the same each time, and so is what they reach.
-const SIM_STEPS: &str = "10000000";
+const SIM_STEPS: &str = "20000000";
 
 /// The crate of the simulated world and of the tests on real engines.
 const SYSTEM: &str = "system-tests";
