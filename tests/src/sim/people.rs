@@ -307,7 +307,7 @@ impl World {
         let old = seat.machine.living().find(|(attempt, c, guest)| {
             guest.begun
                 && gpu.is_none_or(|gpu| c.gpus.contains(gpu))
-                && !self.reference.is_of_now(host, attempt)
+                && self.reference.was_hit(host, attempt, gpu, generation)
         });
         if let Some((attempt, ..)) = old {
             let what = format!("{attempt} lives {ENDED_WITHIN} ms after its GPU was reclaimed on {host}");

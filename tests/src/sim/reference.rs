@@ -267,6 +267,20 @@ impl Reference {
         })
     }
 
+    /// It was there when this reclaim came; a later one is another matter.
+    pub(super) fn was_hit(
+        &self,
+        host: usize,
+        attempt: &AttemptRef,
+        gpu: Option<&GpuUuid>,
+        generation: u64,
+    ) -> bool {
+        self.owners[host].heard.accepted.get(attempt).is_none_or(|accepted| match gpu {
+            None => accepted.all < generation,
+            Some(gpu) => accepted.gpus.iter().any(|(of, at)| of == gpu && *at < generation),
+        })
+    }
+
     /// After a reclaim nothing starts on that GPU until the owner lends it again.
     pub(super) fn may_start(&self, host: usize, attempt: &AttemptRef) -> Result<(), String> {
         if self.is_of_now(host, attempt) { Ok(()) } else { Err("its GPU was reclaimed since".to_owned()) }

@@ -238,7 +238,8 @@ impl Work {
             return Ok(());
         }
         self.totals.checked += 1;
-        if told.lost.0 + slack < lost {
+        // People read whole seconds, rounded up; what a word was on its way is less than that.
+        if told.lost.0.next_multiple_of(1_000) + slack < lost {
             return Err(format!(
                 "{} is said to have cost {} ms of work, and {token} had computed {lost} ms more than is kept",
                 seen.attempt.named(),
